@@ -13,13 +13,13 @@ PY := $(BIN)/python -m
 PIP := $(PY) pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 PYTEST := $(PY) pytest $(PYTEST_FLAGS)
 SEEDED := $(if $(SEED),--seed $(SEED))
-ELSEWHERE := clients or torch or radosgw or root or browser or deploy or api
+ELSEWHERE := clients or torch or radosgw or azure or root or browser or deploy or api
 LOWEST := tests/origin tests/config tests/admin tests/cli tests/test_cli.py tests/serve/test_{start,several_origins}.py
 SHELL := bash
 export PYTHONDONTWRITEBYTECODE :=# tests start hundreds of processes: each would compile the whole gateway
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster drill load fuzz simulate check campaign clean test $(addprefix test-,clients clients-back radosgw torch slow root browser deploy api package lowest)
+.PHONY: help demo demo-cluster drill load fuzz simulate check campaign clean test $(addprefix test-,clients clients-back clients-cluster clients-directory radosgw azure torch slow root browser deploy api package lowest)
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,18 +31,29 @@ test: $(STAMPS)/test tests/__pycache__  ## set up, then run the quick tests
 	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
-test-root: $(STAMPS)/test  ## full, dead and powerless disks, cut networks; as root
+test-root: $(STAMPS)/root  ## full, dead and powerless disks, cut networks, mounts; as root
 	@tools/install_debian.sh ip iproute2
 	@tools/install_debian.sh nft nftables
+	@tools/install_debian.sh fusermount3 fuse3
+	@tools/install_debian.sh s3fs
+	@tools/install_debian.sh git
 	$(PYTEST) -n 2 --dist worksteal -m root
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more
 	$(PYTEST) -n 3 --dist loadfile -m "clients and not torch"
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
+test-clients-cluster: $(STAMPS)/clients  ## the same with three nodes, which take turns
+	FOREBAY_CLIENTS_WRITE=back FOREBAY_CLIENTS_NODES=3 $(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
+	FOREBAY_TRANSPARENCY_NODES=3 $(PYTEST) -m "not slow" tests/scenarios/test_transparency.py
+test-clients-directory: $(STAMPS)/clients  ## the same with a directory as the origin
+	FOREBAY_CLIENTS_ORIGIN=file $(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
 	$(PYTEST) -n 2 --dist loadfile -m torch
 test-radosgw: $(STAMPS)/clients  ## Ceph's radosgw as the origin
 	$(PYTEST) -m radosgw
+test-azure: $(STAMPS)/test  ## Azurite, an emulator of Azure Blob, as the origin; needs node
+	@tools/install_azurite.sh $(VENV)/azurite
+	FOREBAY_AZURITE=$(VENV)/azurite $(PYTEST) -m azure
 test-browser: $(STAMPS)/browser  ## the dashboard in headless Chromium
 	@tools/install_debian.sh chromium
 	$(PYTEST) -n 2 --dist worksteal -m browser
@@ -57,7 +68,7 @@ test-lowest: $(STAMPS)/lowest  ## with the lowest versions that pyproject.toml a
 	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
 load: $(STAMPS)/load  ## load tests, shortened: against JuiceFS, rclone; nginx, Varnish where installed
 	$(PY) loadtests.all --quick
-drill: $(STAMPS)/test  ## ten incidents, and what gateways say of them
+drill: $(STAMPS)/test  ## twelve incidents, and what gateways say of them
 	@$(PY) tools.incident_drill --write build/incident-drill.md
 fuzz: $(STAMPS)/dev  ## coverage-guided fuzzing of every parser and of whole connections
 	$(PY) tests.fuzz.run --seconds $(FUZZ_SECONDS)

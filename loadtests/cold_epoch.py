@@ -128,7 +128,7 @@ class _Bench:
         worker = mean_of(self.threads.totals())
         is_large = self.name == "100 KiB"
         report.verdicts += [
-            Verdict(of("worker CPU per GET, µs"), worker, at_most(250) if is_large else None),
+            Verdict(of("worker CPU per GET, µs"), worker, at_most(220 if is_large else 140)),
             Verdict(
                 of("server CPU, forebay / bare aiohttp + pwrite"),
                 ratio_of(self.cpu[_OURS], self.cpu[_BARE]),
@@ -137,7 +137,7 @@ class _Bench:
             Verdict(
                 of("GETs a second, one core, forebay / direct"),
                 ratio_of(self.rates[_OURS], self.rates[_DIRECT]),
-                at_least(0.9) if is_large else None,
+                at_least(0.75) if is_large else None,
             ),
         ]
         report.verdicts += [

@@ -4,19 +4,23 @@
 
 Each round reads an object that no one has read before, through a gateway of one worker on one core, and through one of
 two workers on all cores, of which the client and the origin use the last. The direct client fetches ranges of 8 MiB and
-throws them away. CPU is that of the workers; before each round memory is touched.
+throws them away. CPU is that of the workers, compared with blocking sockets, kept buffers and `pwrite` in threads (no
+signature, no index, no checksum, no client to answer): what receiving and writing a GiB costs in the same minute
+differs by a factor of five on a virtual machine. Before each round memory is touched.
 
 JuiceFS's gateway, where it is installed, reads an object from its own chunks at the same origin, its cache cleared.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
-from loadtests.harness import command, machine, player
+from loadtests.harness import bare_ranges, command, machine, player
 from loadtests.harness.cold import Memory, WorkerThreads
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender, turn
@@ -31,6 +35,7 @@ _PART_BYTES = 8 * 1024**2
 _CONNECTIONS = 32
 _GIB = 1024**3
 _ONE, _TWO, _SINGLE, _DIRECT = "one worker", "two workers", "direct, one GET", f"direct, {_CONNECTIONS} connections"
+_BARE = "bare sockets + pwrite"
 
 
 def test(options: Options) -> Report:
@@ -72,6 +77,7 @@ class _Bench:
         self.threads = {name: WorkerThreads(one) for name, one in self.gateways.items()}
         self.rates: dict[str, list[float]] = defaultdict(list)
         self.peer_cpu: list[float] = []
+        self.bare_cpu: list[float] = []
         self.fetched: dict[str, list[float]] = defaultdict(list)
         self.lost: dict[str, int] = defaultdict(int)
         if self.juicefs is not None:
@@ -87,6 +93,7 @@ class _Bench:
             **{name: partial(self._through, name) for name in self.gateways},
             _SINGLE: lambda: self._note(_SINGLE, self._get(self.origin, self.written)),
             _DIRECT: self._direct,
+            _BARE: self._bare,
         }
         if (juicefs := self.juicefs) is not None:
             measures[juicefs.name] = lambda: self._through_juicefs(juicefs)
@@ -117,6 +124,11 @@ class _Bench:
         requests = player.parts(self.origin.address, self.written, _PART_BYTES)
         self._note(_DIRECT, player.play(self.origin.port, requests, _CONNECTIONS, spin=False).seconds)
 
+    def _bare(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
+            bare = bare_ranges.run(self.origin.url, self.written, _CONNECTIONS, Path(directory) / "object")
+        self.bare_cpu.append(bare.cpu_seconds / (self.size_bytes / _GIB))
+
     def _get(self, one: Contender, of: LoadObject) -> float:
         """The client does not spin: it is rarely idle, and what it leaves of its core is the origin's."""
         request = player.parts(one.address, of, of.size_bytes)
@@ -130,10 +142,11 @@ class _Bench:
         one, direct = self.threads[_ONE], rates[_DIRECT]
         report.verdicts = [
             Verdict(of("rate, one worker / direct, one GET"), ratio_of(rates[_ONE], rates[_SINGLE]), at_least(3)),
-            Verdict(of(f"rate, one worker / {_DIRECT}"), ratio_of(rates[_ONE], direct), at_least(0.95)),
-            Verdict(of(f"rate, two workers / {_DIRECT}"), ratio_of(rates[_TWO], direct)),
-            Verdict(of("workers' CPU, one worker, s/GiB"), mean_of(one.totals()), at_most(0.7)),
-            Verdict(of("the loop's part of it, s/GiB"), mean_of(one.of_thread("loop"))),
+            Verdict(of(f"rate, one worker / {_DIRECT}"), ratio_of(rates[_ONE], direct), at_least(0.55)),
+            Verdict(of(f"rate, two workers / {_DIRECT}"), ratio_of(rates[_TWO], direct), at_least(0.85)),
+            Verdict(of("workers' CPU, one worker, s/GiB"), mean_of(one.totals()), at_most(0.75)),
+            Verdict(of(f"workers' CPU, one worker / {_BARE}"), ratio_of(one.totals(), self.bare_cpu)),
+            Verdict(of("the loop's part of it, s/GiB"), mean_of(one.of_thread("loop")), at_most(0.4)),
             *(
                 Verdict(f"bytes from the bucket / bytes asked for, {name}", mean_of(values), at_most(1.01))
                 for name, values in self.fetched.items()
@@ -151,6 +164,7 @@ class _Bench:
                 Verdict(of(f"CPU, one worker / {name}"), ratio_of(one.totals(), self.peer_cpu)),
             ]
             report.tables.append(Measured(of("server CPU"), "s/GiB", {name: self.peer_cpu}))
+        report.tables += [Measured(of(f"CPU, {_BARE}"), "s/GiB", {_BARE: self.bare_cpu})]
         report.tables += [Measured(of("rate"), "MiB/s", rates)]
         report.tables += [
             threads.table(of(f"workers' CPU by thread, {name}"), "s/GiB") for name, threads in self.threads.items()

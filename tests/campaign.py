@@ -40,6 +40,38 @@ PARTS = (
         ["--timeout=3600", "tests/cluster/test_harmed_answers.py"],
     ),
     Part(
+        "node-pairs",
+        "writes through one of three nodes, read through the others at once; every second round the bucket fails",
+        {
+            "FOREBAY_CLUSTER_PAIRS": "100000",
+            "FOREBAY_CLUSTER_SEED": "{seed}",
+            "FOREBAY_CLUSTER_RECORD": "{record}",
+        },
+        ["-s", "--timeout=36000", "tests/cluster/test_nodes_pairs.py"],
+    ),
+    Part(
+        "redis-failures",
+        "Redis stopped, frozen, restarted empty, failed over with lost writes, under load of three nodes",
+        {
+            "FOREBAY_REDIS_FAILURES": "200",
+            "FOREBAY_CLUSTER_SEED": "{seed}",
+            "FOREBAY_CLUSTER_RECORD": "{record}",
+        },
+        ["-s", "tests/cluster/test_nodes_redis_failures.py", "-k", "under_load"],
+    ),
+    Part(
+        "transparency-nodes",
+        "the table of requests, each sent to the next of three nodes",
+        {"FOREBAY_TRANSPARENCY_NODES": "3"},
+        ["--timeout=3600", "tests/scenarios/test_transparency.py", "-k", "strict"],
+    ),
+    Part(
+        "markers",
+        "500 histories of three nodes: no marker is visible before what was acknowledged before it",
+        {"FOREBAY_MARKERS_SEED": "{seed}"},
+        ["--timeout=3600", "-m", "slow", "tests/operations/test_markers_over_nodes.py"],
+    ),
+    Part(
         "growth",
         "running time of the parsers",
         {"FOREBAY_GROWTH_EXAMPLES": "100"},
@@ -162,6 +194,12 @@ PARTS = (
         "bytes that change on the device, memory taken away, outsiders reading first (root)",
         {"FOREBAY_DAMAGES": "20000", "FOREBAY_DAMAGE_SEED": "{seed}"},
         ["-s", "tests/crash/test_device_damage.py"],
+    ),
+    Part(
+        "directory-puts",
+        "two gateways with one directory: of conditional PUTs that race, one wins",
+        {"FOREBAY_DIRECTORY_PUTS": "10000"},
+        ["-m", "slow", "tests/semantics/test_directories.py", "-k", "one_wins"],
     ),
     Part(
         "leavers",

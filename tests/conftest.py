@@ -7,17 +7,14 @@ import functools
 import gc
 import inspect
 import itertools
-import os
 import re
 import resource
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import structlog
 from hypothesis import settings
@@ -25,7 +22,7 @@ from hypothesis import settings
 from gateway.metadata import bucket_metadata
 from gateway.metadata.listing import index as listing_index
 from gateway.telemetry import metric_kinds
-from tests.support import root
+from tests.support import root, thrift
 from tests.support.opening import run_with_opened
 
 settings.register_profile("forebay", deadline=None, print_blob=True, max_examples=50)
@@ -55,14 +52,6 @@ def patient_with_the_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def certificates_read_once() -> Iterator[None]:
-    """Each client of httpx reads all authorities' when it is made, although most never speak TLS: 24 ms of CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def counting_from_zero() -> None:
     """Let each test see only its own counts."""
@@ -88,8 +77,7 @@ _OF_NO_DISK = frozenset(
 )
 """Rooms and files whose quick tests are the same on every file system."""
 
-_MEMORY = "/dev/shm"
-_IS_ROOM_IN_MEMORY = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
+thrift.save_cpu()
 
 LEFT_OUT = {
     "root": (
@@ -99,6 +87,7 @@ LEFT_OUT = {
     "torch": ("need PyTorch", "make test-torch"),
     "clients": ("run real S3 clients", "make test-clients"),
     "radosgw": ("need Ceph's programs", "make test-radosgw"),
+    "azure": ("need node and Azurite", "make test-azure"),
     "browser": ("need a browser", "make test-browser"),
     "api": ("need schemathesis", "make test-api"),
     "deploy": ("need promtool and systemd-analyze", "make test-deploy"),
@@ -148,10 +137,11 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory of the test's own: in memory for quick tests that look at no disk, each of which makes many files."""
     file = request.path.relative_to(_TESTS)
     is_long = any(request.node.get_closest_marker(name) for name in ("slow", root.MARKER))
-    if _OF_NO_DISK.isdisjoint((file.parts[0], str(file))) or is_long or not _IS_ROOM_IN_MEMORY:
+    if _OF_NO_DISK.isdisjoint((file.parts[0], str(file))) or is_long or not thrift.IS_ROOM_IN_MEMORY:
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(prefix="forebay-test-", dir=_MEMORY, ignore_cleanup_errors=True) as directory:
+    in_memory: Any = {"dir": thrift.MEMORY, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(prefix="forebay-test-", **in_memory) as directory:
         yield Path(directory)
 
 

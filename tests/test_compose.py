@@ -30,6 +30,7 @@ def against_schema(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_the_file_follows_the_schema(tmp_path: Path) -> None:
     """And a misspelt key would be found."""
     done = against_schema(COMPOSE_FILE, "vendor.compose-spec")

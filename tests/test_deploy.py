@@ -122,6 +122,7 @@ def test_the_image_copies_what_exists_and_what_the_builder_is_given() -> None:
         "pyproject.toml",
         "hatch_build.py",
         "gateway",
+        "forebay",
     } == names
 
 

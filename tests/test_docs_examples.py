@@ -41,7 +41,7 @@ FRAGMENTS = dict(_fragments())
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the files that the examples name: a secret, a certificate with its key, an authority."""
     directory = tmp_path_factory.mktemp("examples")
-    (directory / "secret").write_text("a-secret-of-a-caller", encoding="utf-8")
+    (directory / "secret").write_text("YS1zZWNyZXQtb2YtYS1jYWxsZXI=", encoding="utf-8")
     (directory / "secret-of-cluster").write_text("a-secret-of-a-cluster, which is long", encoding="utf-8")
     authority = trustme.CA()
     tls_files(authority.issue_cert("localhost"), directory)
@@ -66,6 +66,9 @@ def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypat
         (r'ca_bundle = "[^"]*"', directory / "ca.pem"),
     ):
         fragment = re.sub(pattern, partial(_with_path, path), fragment)
+    nas = directory / "nas"
+    nas.mkdir(exist_ok=True)
+    fragment = fragment.replace("file:///mnt/nas", f"file://{nas}")
     (directory / "forebay.toml").write_text(fragment, encoding="utf-8")
     load_settings(directory / "forebay.toml", {})
 

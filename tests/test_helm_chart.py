@@ -134,6 +134,28 @@ def test_a_cluster_opens_the_peer_port_for_its_own_pods_only(tmp_path: Path) -> 
     assert (cluster.members, cluster.listen, cluster.node) == ([f"dns://{name}:9102"], "0.0.0.0:9102", "node-1")
 
 
+def test_the_nodes_of_a_cluster_find_each_other_in_redis(tmp_path: Path) -> None:
+    """Its address, user and passwords reach Forebay, and Forebay reaches it."""
+    given = ("url=sentinels://s1\\,s2/ours", "user=forebay", "passwordKey=redis", "sentinelPasswordKey=sentinel")
+    values = ("cluster.enabled=true", *(f"cluster.redis.{one}" for one in (*given, "ports={6380}")))
+    found = objects("--set", ",".join(values))
+    [container] = found["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value", "node-1") for one in container["env"]}
+    environment = {name: value for name, value in environment.items() if name.startswith("FOREBAY_CLUSTER__")}
+    for name, content in (("secret", "0123456789abcdef" * 4), ("redis", "word"), ("sentinel", "other-word")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        (tmp_path / name).chmod(0o440)
+    environment = {
+        name: value.replace("/etc/forebay/cluster", str(tmp_path)) for name, value in environment.items()
+    } | {"FOREBAY_CLUSTER__ADVERTISE": "10.0.3.17:9002"}
+    cluster = load_settings(None, environment).settings.cluster
+    assert cluster is not None
+    assert (cluster.redis, cluster.redis_user, cluster.members) == ("sentinels://s1,s2/ours", "forebay", [])
+    passwords = [one.get_secret_value() for one in (cluster.redis_password, cluster.sentinel_password) if one]
+    assert passwords == ["word", "other-word"]
+    assert found["NetworkPolicy"]["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 6380}]}
+
+
 def admits(policy: dict[str, Any], port: int, protocol: str = "TCP") -> list[Any]:
     """Whom its rules let through to a port of the pod; `everybody` where a rule names none."""
     found: list[Any] = []

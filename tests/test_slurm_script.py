@@ -95,6 +95,7 @@ def batch(
         job.communicate(timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_everything_in_the_bucket(tmp_path: Path, origin: StrictOrigin) -> None:
     """And with the code of the training; gateway and directory are gone."""
     with batch(tmp_path, origin, waits=False, more={}) as job:
@@ -104,6 +105,7 @@ def test_a_job_ends_with_everything_in_the_bucket(tmp_path: Path, origin: Strict
     assert list((tmp_path / "nvme").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_ends_saves_its_last_checkpoint(tmp_path: Path, origin: StrictOrigin) -> None:
     """SIGTERM comes to the script alone (`--signal=B:TERM`)."""
     with batch(tmp_path, origin, waits=True, more={}) as job:

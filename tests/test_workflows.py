@@ -28,6 +28,7 @@ def test_there_are_two() -> None:
     assert [path.stem for path in WORKFLOWS] == ["ci", "release"]
 
 
+@pytest.mark.slow
 @every_workflow
 def test_workflows_follow_the_schema(workflow: Path, tmp_path: Path) -> None:
     """And a misspelt key would be found."""
@@ -38,6 +39,7 @@ def test_workflows_follow_the_schema(workflow: Path, tmp_path: Path) -> None:
     assert against_schema(bad, "vendor.github-workflows").returncode == 1
 
 
+@pytest.mark.slow
 def test_dependabot_is_told_in_its_form() -> None:
     """Actions, images and packages are kept up to date."""
     done = against_schema(GITHUB / "dependabot.yml", "vendor.dependabot")

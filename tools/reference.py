@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -24,7 +25,15 @@ _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DO
 
 def settings_reference() -> str:
     """One section per table: key, default, what is allowed, what it does."""
-    return "\n".join(_section(name, field) for name, field in Settings.model_fields.items())
+    return "\n".join(_sections("", Settings))
+
+
+def _sections(within: str, model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = table_of(field.annotation)
+        if inner is not None:
+            yield _section(within + name, field)
+            yield from _sections(f"{within}{name}.", inner)
 
 
 def _section(table: str, field: FieldInfo) -> str:

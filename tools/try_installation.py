@@ -93,7 +93,18 @@ def build(dist: Path) -> Path:
     [source], [wheel] = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(source) as archive:
         names = {member.partition("/")[2] for member in archive.getnames()}
-    _require(names, {"LICENSE", "README.md", "pyproject.toml", "hatch_build.py", "PKG-INFO", *tracked("gateway")})
+    _require(
+        names,
+        {
+            "LICENSE",
+            "README.md",
+            "pyproject.toml",
+            "hatch_build.py",
+            "PKG-INFO",
+            *tracked("gateway"),
+            *tracked("forebay"),
+        },
+    )
     return wheel
 
 
@@ -102,8 +113,11 @@ def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     [metadata] = {name.partition("/")[0] for name in names if ".dist-info/" in name}
-    _require(names, {f"{metadata}/licenses/LICENSE", f"{metadata}/entry_points.txt", *tracked("gateway")})
-    strange = {name for name in names if name.partition("/")[0] not in ("gateway", metadata, "forebay.libs")}
+    _require(
+        names,
+        {f"{metadata}/licenses/LICENSE", f"{metadata}/entry_points.txt", *tracked("gateway"), *tracked("forebay")},
+    )
+    strange = {name for name in names if name.partition("/")[0] not in ("gateway", "forebay", metadata, "forebay.libs")}
     if strange:
         raise Incomplete(f"the wheel has what it should not have: {sorted(strange)[:5]}")
 

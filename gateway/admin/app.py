@@ -25,6 +25,7 @@ from starlette.routing import Route
 from gateway import __version__
 from gateway.admin.backends import Backends, SlotChanges, StateHolder
 from gateway.admin.cluster import ClusterApi
+from gateway.admin.cluster_reports import ClusterReportsApi
 from gateway.admin.guard import Guard
 from gateway.admin.jobs import EventsApi, JobsApi, SnapshotsApi
 from gateway.admin.operations import (
@@ -178,6 +179,7 @@ def control_app(
         SnapshotsApi(lent),
         WritebackApi(lent),
         ClusterApi(live, metrics_directory, lent, SystemClock()),
+        ClusterReportsApi(live, lent, SystemClock()),
     )
     guard, by_path = Guard(live, audit), dict[str, dict[str, Endpoint]]()
     for api in of_kinds:
@@ -189,7 +191,17 @@ def control_app(
     return Starlette(routes=[*page_routes(), *(_by_method(path, found) for path, found in by_path.items())])
 
 
-_KINDS = (StatusApi, OverviewApi, JobsApi, EventsApi, SlotsApi, SnapshotsApi, WritebackApi, ClusterApi)
+_KINDS = (
+    StatusApi,
+    OverviewApi,
+    JobsApi,
+    EventsApi,
+    SlotsApi,
+    SnapshotsApi,
+    WritebackApi,
+    ClusterApi,
+    ClusterReportsApi,
+)
 
 
 @cache

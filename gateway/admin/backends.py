@@ -19,6 +19,8 @@ from gateway.s3.events import ObjectEvent
 if TYPE_CHECKING:
     from gateway.cluster.polling import Polling
     from gateway.cluster.registry_beats import RegistryBeats
+    from gateway.cluster.stores import PeerStores
+    from gateway.jobs.event_feed import EventFeed
     from gateway.jobs.explaining import Explainer
     from gateway.jobs.indexing.indexes import Indexes
     from gateway.jobs.runner import Jobs
@@ -34,6 +36,12 @@ class Changes(Protocol):
 
     async def apply(self, events: Sequence[ObjectEvent]) -> list[str | None]:
         """Return why each was left alone, None where it was applied."""
+
+    async def forget_bucket(self, bucket: str) -> None:
+        """Forget all that is remembered of a bucket here."""
+
+    async def forget_elsewhere(self, bucket: str) -> None:
+        """Make the other nodes of the cluster forget it, too."""
 
 
 class Scrubs(Protocol):
@@ -58,6 +66,10 @@ class Backends:
     """None without a cluster. It needs no directory."""
     registry: RegistryBeats | None = None
     """None without Redis, too."""
+
+    feeds: Sequence[EventFeed] | None = None
+    stores: PeerStores | None = None
+    """The other nodes' buffers. None without a cluster."""
 
     def take_back(self) -> None:
         """Lend nothing of the directory any more."""

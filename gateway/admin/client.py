@@ -25,6 +25,9 @@ ANSWER_TIMEOUT_SECONDS = 10.0
 CHANGE_TIMEOUT_SECONDS = 60.0
 """For changed settings: the gateway reads files, and waits for its processes."""
 
+CLUSTER_TIMEOUT_SECONDS = 60.0
+"""For questions over all nodes: the gateway asks the others before it answers, and each may take 5 seconds."""
+
 PAGE = 1000
 CHECKPOINTS_PAGE = 100
 _AGAIN_SECONDS = 0.5
@@ -140,6 +143,13 @@ class AdminClient:
     def unpin(self, prefix: str, *, cluster: bool = False) -> to.Unpinned:
         return self.post(_job_path("unpin", cluster=cluster), {"prefix": prefix}, to.Unpinned)
 
+    def refresh(self, prefix: str) -> to.Refresh:
+        """See what others have changed under a prefix. `indexes` tells when their crawls are over."""
+        return self.post("/api/v1/refresh", {"prefix": prefix}, to.Refresh)
+
+    def indexes(self) -> to.IndexesDocument:
+        return self.get("/api/v1/indexes", to.IndexesDocument)
+
     def snapshots(self) -> to.Snapshots:
         return self.get("/api/v1/snapshots", to.Snapshots)
 
@@ -176,6 +186,32 @@ class AdminClient:
     ) -> to.FlushProgress:
         asked = {"prefix": prefix, "through": str(through)} | ({"is_name": "true"} if is_name else {})
         return self.get("/api/v1/flush", to.FlushProgress, asked, patience_seconds=patience_seconds)
+
+    def cluster_flush(
+        self, prefix: str, begun: to.ClusterFlush | None = None, *, patience_seconds: float = 0.0
+    ) -> to.ClusterFlush:
+        """Flush all nodes; with `begun`, the answer before, look what is left of that."""
+        asked: dict[str, Any] = {"prefix": prefix}
+        if begun is not None:
+            asked["begun"] = [
+                {"address": one.address, "through": one.progress.through, "is_name": one.progress.is_name}
+                for one in begun.nodes
+                if one.progress is not None
+            ]
+        options = {"timeout": CLUSTER_TIMEOUT_SECONDS, "patience_seconds": patience_seconds}
+        options |= _content(orjson.dumps(asked), "application/json")
+        return self._read(to.ClusterFlush, "POST", "/api/v1/cluster/flush", **options)
+
+    def cluster_checkpoints(self, prefix: str, state: str | None) -> Iterator[to.ClusterCheckpoints]:
+        """Yield pages over all nodes."""
+        asked = {"prefix": prefix} | ({"state": state} if state is not None else {})
+        while True:
+            path = f"/api/v1/cluster/checkpoints?{urlencode(asked)}"
+            page = self._read(to.ClusterCheckpoints, "GET", path, timeout=CLUSTER_TIMEOUT_SECONDS)
+            yield page
+            if page.next is None:
+                return
+            asked["after"] = page.next
 
     def pending_objects(self, prefix: str, *, problems: bool = False) -> Iterator[to.PendingObject]:
         """Yield every one, read page by page; with `problems` only those that do not get to the origin."""

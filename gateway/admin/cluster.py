@@ -13,7 +13,7 @@ from gateway import __version__
 from gateway.admin.backends import Backends, opened
 from gateway.admin.operations import CLOSED, GUARDED, KIND, RefusedRequest, body, operation, posted_json
 from gateway.api import documents as to
-from gateway.cluster.hello import digests_of
+from gateway.cluster.hello import Hello, block_sizes_of, digests_of
 from gateway.cluster.members import Member
 from gateway.cluster.polling import Heard, Polling
 from gateway.config import ClusterSettings, Settings
@@ -119,6 +119,7 @@ async def cluster_document(
             clock_seconds=heard.clock_seconds if hello is not None else None,
             same_homes=hello.homes == homes if hello is not None else None,
             reaches_this_node=cluster.advertise not in hello.silent if hello is not None else None,
+            differing_blocks=_differing_blocks(settings, hello) if hello is not None else [],
             sent_bytes=sent[digest(member.address)],
             received_bytes=received[digest(member.address)],
         )
@@ -134,6 +135,16 @@ async def cluster_document(
         redis=_redis_document(beats) if beats is not None else None,
         members=[document(one) for one in members],
     )
+
+
+def _differing_blocks(settings: Settings, hello: Hello) -> list[to.DifferingBlocks]:
+    found = list[to.DifferingBlocks]()
+    for name, prefix, here in settings.block_sizes:
+        [told_as] = block_sizes_of([(prefix, here)])
+        there = hello.block_sizes.get(told_as, here)
+        if there != here:
+            found.append(to.DifferingBlocks(slot=name, here_bytes=here, there_bytes=there))
+    return found
 
 
 def _told_name(member: Member) -> str:

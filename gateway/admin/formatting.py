@@ -94,6 +94,14 @@ def origin_text(origin: to.OriginStatus) -> str:
     return f"{'reachable' if origin.reachable else 'not reachable'}: {origin.problem}"
 
 
+def differing_blocks_texts(one: to.ClusterMember) -> list[str]:
+    return [
+        f"{one.name} ({one.address}) has blocks of {size_text(differ.there_bytes)} in slot {differ.slot}, this node of "
+        f"{size_text(differ.here_bytes)}: the two share few of them"
+        for differ in one.differing_blocks
+    ]
+
+
 def cluster_text(cluster: to.ClusterDocument) -> str:
     """`cluster train: 2 of 3 members up`."""
     up = sum(one.state == "up" for one in cluster.members)

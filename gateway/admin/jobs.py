@@ -95,6 +95,23 @@ class JobsApi:
             raise RefusedRequest(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix, not_told=list(unpinned.not_told))
 
+    @operation(
+        "POST /api/v1/refresh",
+        "See what others have changed under a prefix: list it anew where an index has it, else forget its bucket.",
+        to.Refresh,
+        {**GUARDED, 400: "The prefix is not valid.", **KIND, **CLOSED},
+        202,
+        body=BUCKET_BODY,
+    )
+    async def refresh(self, request: Request) -> to.Refresh:
+        changes, indexes = opened(self._lent.changes), opened(self._lent.indexes)
+        prefix = Prefix.parse(prefix_of(await posted_json(request))[0])
+        slots, is_whole = indexes.refresh(prefix)
+        if not is_whole:
+            await changes.forget_bucket(prefix.bucket)
+        await changes.forget_elsewhere(prefix.bucket)
+        return to.Refresh(prefix=str(prefix), indexes=slots, voided=not is_whole)
+
     @operation("GET /api/v1/pins", "The pinned prefixes.", to.PinsDocument)
     async def pins(self, _request: Request) -> to.PinsDocument:
         return to.PinsDocument(pins=opened(self._lent.jobs).pins())

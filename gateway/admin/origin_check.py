@@ -72,8 +72,10 @@ class OriginCheck:
         clock: Clock | None = None,
         prefix: Prefix | None = None,
         failures: OriginHealthCell | None = None,
+        replica: int | None = None,
     ) -> None:
         self._origin = origin
+        self._replica = replica
         self._failures = failures
         self._prefix = prefix if prefix is not None and prefix.bucket else None
         self._endpoint_url = endpoint_url
@@ -104,7 +106,7 @@ class OriginCheck:
             request = OriginRequest("GET", query=[("max-buckets", "1")])
         else:
             query = [("list-type", "2"), ("max-keys", "1"), ("prefix", self._prefix.key_prefix)]
-            request = OriginRequest("GET", self._prefix.bucket, query=query)
+            request = OriginRequest("GET", self._prefix.bucket, query=query, replica=self._replica)
         try:
             async with asyncio.timeout(SECONDS_MAX), await self._origin.send(request) as response:
                 return await self._judged(response)
@@ -226,11 +228,12 @@ class OriginChecks:
     async def findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
         wanted = list(signers(self._live.now))
         self._others = {
-            one: self._others.get(one) or self._new(one.endpoint_url, Prefix.parse(one.prefix)) for one in wanted
+            one: self._others.get(one) or self._new(one.endpoint_url, Prefix.parse(one.prefix), one.replica)
+            for one in wanted
         }
         main, *others = await asyncio.gather(self._main.finding(), *(self._others[one].finding() for one in wanted))
         judged = [(one, self._judged(one, found)) for one, found in zip(wanted, others, strict=True)]
-        self._tell({"the origin": main, **{one.prefix: found for one, found in judged}})
+        self._tell({"the origin": main, **{one.place: found for one, found in judged}})
         return main, judged
 
     def _tell(self, findings: dict[str, OriginFinding]) -> None:
@@ -250,13 +253,13 @@ class OriginChecks:
         main, others = await self.findings()
         told = [main]
         for one, found in others:
-            told.append(replace(found, problem=f"{one.prefix}: {found.problem}") if found.problem else found)
+            told.append(replace(found, problem=f"{one.place}: {found.problem}") if found.problem else found)
         problems = list(dict.fromkeys(found.problem for found in told if found.problem is not None))
         if not problems:
             return main
         worst = next((one for one in told if not one.reachable), next(one for one in told if one.problem))
         return OriginFinding(worst.state, "; ".join(problems))
 
-    def _new(self, endpoint_url: str, prefix: Prefix | None) -> OriginCheck:
+    def _new(self, endpoint_url: str, prefix: Prefix | None, replica: int | None = None) -> OriginCheck:
         failures = self._board.failures(origin_name(endpoint_url))
-        return OriginCheck(self._origin, endpoint_url, self._clock, prefix, failures)
+        return OriginCheck(self._origin, endpoint_url, self._clock, prefix, failures, replica)

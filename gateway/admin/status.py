@@ -76,6 +76,7 @@ class StatusApi:
             workers_ready=workers,
             origin_reachable=origin.reachable,
             origin_problem=origin.problem,
+            events_problem="; ".join(feed.problem for feed in self._lent.feeds or () if feed.problem) or None,
             frozen_slots_missing=[one.slot for one in await self._frozen() if one.problem is not None],
             cache_disk=(await asyncio.to_thread(disk_status, self._directory)).state,
         )
@@ -182,6 +183,7 @@ class StatusApi:
                         **_finding(found),
                         prefix=one.prefix,
                         slot=one.slot,
+                        replica=one.replica,
                         credentials=one.credentials,
                     )
                     for one, found in others
@@ -198,6 +200,7 @@ class StatusApi:
             pins=self._pins(),
             frozen=await self._frozen(),
             indexes=self._lent.indexes.documents() if self._lent.indexes is not None else [],
+            event_sources=[feed.document() for feed in self._lent.feeds or ()],
             writeback=await self._lent.pending(),
             slots=[
                 to.SlotStatus(

@@ -39,8 +39,10 @@ def troubles(status: to.Status) -> Iterator[to.TroubleDocument]:
         yield _trouble("error", "it works without a cache", why, "repair the disk, and restart it")
     for origin in (status.origin, *status.origin.differing):
         if why := origin.problem:
-            level = "warning" if origin.state == "well" else "error"
-            yield _trouble(level, "the origin", why, _DO_ABOUT_ORIGIN[origin.state])
+            level, what = "warning" if origin.state == "well" else "error", "the origin"
+            if isinstance(origin, to.DifferingOrigin) and origin.replica is not None:
+                level, what = "warning", f"a replica of {origin.prefix}"
+            yield _trouble(level, what, why, _DO_ABOUT_ORIGIN[origin.state])
     if (state := cache.disk.state) != "well":
         means, do = DISK_STATES[state]
         do += " (df), but remove nothing under writeback/" if state == "full" else ""
@@ -57,6 +59,10 @@ def troubles(status: to.Status) -> Iterator[to.TroubleDocument]:
     for index in status.indexes:
         if why := index.error:
             what, do = f"the index of slot {index.slot} fails", "check the right to list there"
+            yield _trouble("warning", what, why, do, "listings-and-indexes")
+    for source in status.event_sources:
+        if why := source.problem:
+            what, do = "changes of others are not told of", "until they are, they are seen as metadata_ttl says"
             yield _trouble("warning", what, why, do, "listings-and-indexes")
     if (pending := status.writeback) is None:
         return

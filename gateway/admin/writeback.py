@@ -62,13 +62,19 @@ _STATES = query(
     "only those in a state, or in one of several: failed,conflict",
     TEXT | {"pattern": f"^({_STATE}(,{_STATE})*)?$"},
 )
+CHECKPOINTS_OF_ALL = (_UNDER, _PAGE[1], _STATES)
 _THROUGH = query("through", "the number that POST has answered", number(0, 10**18 - 1), required=True)
 _DECISION = body(
     "object",
     "decision",
     object=OBJECT,
     decision={"enum": ["keep-ours", "keep-theirs", "discard"]},
-    sequence={"type": ["integer", "null"], "description": "it must be this very object"},
+    sequence={
+        "type": ["integer", "null"],
+        "minimum": 0,
+        "maximum": THROUGH_MAX,
+        "description": "it must be this very object",
+    },
 )
 _UPLOAD_IDS = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": ABORTS_MAX}
 
@@ -122,7 +128,7 @@ class WritebackApi:
     )
     async def flush(self, request: Request) -> to.FlushProgress:
         backend = self._backend
-        return await backend.flush(Prefix.parse(_text(await _posted(request), "prefix")))
+        return await backend.flush(Prefix.parse(posted_text(await posted_document(request), "prefix")))
 
     @operation(
         "GET /api/v1/flush",
@@ -148,11 +154,11 @@ class WritebackApi:
 
     @operation("POST /api/v1/writeback/resolve", "Decide about an object.", to.Resolved, _DECIDED, body=_DECISION)
     async def resolve(self, request: Request) -> to.Resolved:
-        backend, document = self._backend, await _posted(request)
+        backend, document = self._backend, await posted_document(request)
         sequence = document.get("sequence")
         if sequence is not None and (type(sequence) is not int or not 0 <= sequence <= THROUGH_MAX):  # True is an int
             raise ValueError("sequence must be the object's number, as it is listed")
-        return await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)
+        return await backend.resolve(_key(posted_text(document, "object")), posted_text(document, "decision"), sequence)
 
     @operation(
         "POST /api/v1/writeback/abort",
@@ -162,7 +168,7 @@ class WritebackApi:
         body=body(upload_ids=_UPLOAD_IDS),
     )
     async def abort(self, request: Request) -> to.AbortedDocument:
-        backend, document = self._backend, await _posted(request)
+        backend, document = self._backend, await posted_document(request)
         upload_ids = document.get("upload_ids")
         if not isinstance(upload_ids, list) or not all(isinstance(one, str) for one in upload_ids):
             raise ValueError("the document must say upload_ids, as a list of strings")
@@ -171,14 +177,14 @@ class WritebackApi:
         return await backend.abort(upload_ids)
 
 
-async def _posted(request: Request) -> dict[str, Any]:
+async def posted_document(request: Request) -> dict[str, Any]:
     document = await posted_json(request)
     if not isinstance(document, dict):
         raise ValueError("the document must be a JSON object")
     return document
 
 
-def _text(document: dict[str, Any], name: str) -> str:
+def posted_text(document: dict[str, Any], name: str) -> str:
     value = document.get(name)
     if not isinstance(value, str):
         raise ValueError(f"the document must say {name}, as a string")

@@ -79,6 +79,12 @@ class GatewayStatus(Document):
     )
 
 
+class DifferingBlocks(Document):
+    slot: str
+    here_bytes: int = Field(description="size of this node's blocks")
+    there_bytes: int = Field(description="size of the member's blocks")
+
+
 class ClusterMember(Document):
     name: str = Field("", description="its own name; empty until it has answered")
     address: str = Field(description="of its peer port")
@@ -97,12 +103,13 @@ class ClusterMember(Document):
     clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
     same_homes: bool | None = Field(None, description="it has the same origins as this node")
     reaches_this_node: bool | None = Field(None, description="this node has answered its last hello")
+    differing_blocks: list[DifferingBlocks] = Field([], description="slots whose blocks have another size there")
     sent_bytes: int = Field(0, description="of objects that this node gave to it since its own start")
     received_bytes: int = Field(0, description="of objects that this node took from it since its own start")
 
 
 class RedisState(Document):
-    """What this node knows of Redis. The server's own fields hold its last answer."""
+    """This node's knowledge of Redis. The server's own fields hold its last answer."""
 
     believed: bool = Field(description="this node believes what the registry in Redis says")
     problem: str | None = Field(None, description="why it does not")
@@ -146,11 +153,14 @@ class OriginStatus(Document):
 class DifferingOrigin(OriginStatus):
     prefix: str
     slot: str | None = Field(description="null: it is a bucket's")
+    replica: int | None = Field(None, description="which of the bucket's replicas; null: it is its home")
     credentials: str = Field(description="whose key signs, in words")
 
 
 class MainOrigin(OriginStatus):
-    differing: list[DifferingOrigin] = Field([], description="[[buckets]], and slots with origin_credentials")
+    differing: list[DifferingOrigin] = Field(
+        [], description="[[buckets]], their replicas, slots with origin_credentials"
+    )
 
 
 DiskState: TypeAlias = Annotated[
@@ -234,10 +244,19 @@ class Index(Document):
     error: str | None
     inventory: str | None = Field(None, description="s3://bucket/path/manifest.json to begin with")
     inventory_error: str | None = Field(description="why it could not be used")
+    refreshing: bool = Field(False, description="a refresh that was asked for is not over")
 
 
 class IndexesDocument(Document):
     indexes: list[Index]
+
+
+class EventSource(Document):
+    queue_url: str
+    canary: str | None = Field(None, description="where the canary is written; null: nothing is measured")
+    problem: str | None = Field(description="why no events may come, in words")
+    lag_seconds: float | None = Field(None, description="of the last event")
+    silent_seconds: float = Field(description="since the canary's event came last; without one, since any did")
 
 
 class Health(Document):
@@ -250,6 +269,7 @@ class Readiness(Document):
     workers_ready: list[str]
     origin_reachable: bool
     origin_problem: str | None
+    events_problem: str | None = Field(None, description="why no events of [[event_sources]] may come")
     frozen_slots_missing: list[str] = Field(description="slots whose snapshot is not there or cannot be used")
     cache_disk: DiskState
 
@@ -392,8 +412,10 @@ class FlushProgress(FlushSums):
 
     prefix: Annotated[str, WithJsonSchema(PREFIX)]
     is_name: bool = Field(description="it is about the object of that name, and all under it as under a directory")
-    awaiting_files: int = Field(description="manifests whose files are not all at the origin")
-    files_missing: int = Field(description="of these")
+    awaiting_files: int = Field(
+        description="manifests whose files are not all at the origin, and markers that wait for other nodes"
+    )
+    files_missing: int = Field(description="of these; writes of other nodes, too")
     through: int = Field(description="what was acknowledged later does not count")
     longest_attempt_seconds: float | None = Field(
         description="since the first of the attempts began that are under way; null: none is"
@@ -401,6 +423,19 @@ class FlushProgress(FlushSums):
     journal_problem: JournalProblem
     origin_away: bool = Field(description="it has not carried out several requests in a row")
     problems: list[PendingObject] = Field(description="the first of them")
+
+
+class NodeFlush(Document):
+    """one node's part of a flush over the cluster"""
+
+    node: str
+    address: str = Field(description="of its peer port")
+    problem: str | None = Field(None, description="why it could not be asked")
+    progress: FlushProgress | None = Field(None, description="null: it could not be asked")
+
+
+class ClusterFlush(Document):
+    nodes: list[NodeFlush]
 
 
 class AtOrigin(Document):
@@ -501,6 +536,7 @@ class Checkpoint(Document):
     missing: MissingDocument
     reason: str | None = Field(None, description="of a failure or conflict, or what a manifest waits for")
     restore: Restore | None = Field(None)
+    nodes: list[str] = Field([], description="over the cluster: those through which it came")
 
     @property
     def url(self) -> str:
@@ -521,6 +557,22 @@ class CheckpointsDocument(Document):
         description="where there is no checkpoint, and no state was asked for: what this node has acknowledged "
         "under the prefix that belongs to none; null: nothing of late",
     )
+
+
+class NodeProblem(Document):
+    """a node that could not be asked"""
+
+    node: str
+    address: str
+    problem: str
+
+
+class ClusterCheckpoints(Document):
+    """one table over all nodes"""
+
+    checkpoints: list[Checkpoint]
+    next: Next = Field(None)
+    unanswered: list[NodeProblem] = Field(description="what these nodes have is not in it")
 
 
 # Slots
@@ -746,6 +798,12 @@ class Unpinned(Document):
     not_told: list[str] = Field([], description="nodes of the cluster that do not answer, and may keep it pinned")
 
 
+class Refresh(Document):
+    prefix: Annotated[str, WithJsonSchema(PREFIX_OF_BUCKET)]
+    indexes: list[str] = Field(description="slots whose indexes list it anew; /api/v1/indexes says when that is over")
+    voided: bool = Field(description="all is forgotten that was remembered of the bucket: no index has all of it")
+
+
 class EventResult(Document):
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 
@@ -864,6 +922,7 @@ class Status(Document):
     pins: list[str] = Field(description="s3://bucket/prefix")
     frozen: list[FrozenSlot]
     indexes: list[Index]
+    event_sources: list[EventSource] = Field([], description="queues of [[event_sources]]")
     writeback: Writeback | None
     slots: list[SlotStatus] = Field([])
     cluster: ClusterDocument | None = Field(None, description="null: this node is alone, or it starts")

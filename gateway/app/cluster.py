@@ -14,7 +14,8 @@ import structlog
 from gateway import __version__
 from gateway.app.registry import InRedis, in_redis, members_on_disk
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
-from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
+from gateway.cluster.earlier_writes import EarlierWrites
+from gateway.cluster.hello import SILENT_TOLD, Hello, block_sizes_of, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View, alike
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Membership, Polling, addresses_of
@@ -32,12 +33,13 @@ from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.registry import Registry
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.shared.peer_bytes import PeerBytes
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
 
+WITHOUT_DIRECTORY = " (without its directory)"
 CONNECT_SECONDS_MAX = 1.0
 CONNECTION_WAIT_SECONDS_MAX = 5.0
 CONNECTIONS_MAX = 64
@@ -59,23 +61,24 @@ class Clustered:
     stores: PeerStores
     in_redis: InRedis | None
 
-    def writes(self, catalog: Catalog, slots: Slots, clock: Clock) -> ClusterWrites:
-        """Return the process's knowledge of other nodes' writes. Without Redis it is never asked."""
+    def registry(self) -> Registry:
+        """Return the process's way to the registry. Without Redis it is never asked."""
         if self.in_redis is None:
-            registry: Registry = AskAll(self.stores, _never)
-        else:
-            redis = self.in_redis.registry
-            registry = SwitchedRegistry(redis, AskAll(self.stores, redis.asks))
-        return ClusterWrites(registry, self.stores, catalog, slots, clock)
+            return AskAll(self.stores, lambda _slot: False)
+        redis = self.in_redis.registry
+        return SwitchedRegistry(redis, AskAll(self.stores, redis.asks))
+
+    def writes(self, catalog: Catalog, slots: Slots, clock: Clock) -> ClusterWrites:
+        """Return the process's knowledge of other nodes' writes."""
+        return ClusterWrites(self.registry(), self.stores, catalog, slots, clock)
+
+    def earlier_writes(self, slots: Slots) -> EarlierWrites:
+        return EarlierWrites(self.registry(), self.stores, slots)
 
     async def unpin_at_others(self, prefix: str) -> Unpinned:
         """As `JobDependencies.unpin_at_others`."""
         told = await self.origin.unpin(Prefix.parse(prefix))
         return Unpinned(any(told.values()), [address for address, was_pinned in told.items() if was_pinned is None])
-
-
-def _never(_slot: Slot) -> bool:
-    return False
 
 
 @asynccontextmanager
@@ -201,6 +204,7 @@ def hello_of(
             store=store(),
             homes=digests,
             silent=tuple(silent[:SILENT_TOLD]),
+            block_sizes=block_sizes_of((prefix, size) for _, prefix, size in live.now.block_sizes),
             age_seconds=max(0.0, clock.monotonic() - since) if since is not None else 0.0,
             at=clock.now(),
         ).content()
@@ -210,11 +214,11 @@ def hello_of(
 
 @asynccontextmanager
 async def polling(
-    live: LiveSettings, instance_id: str, shared_directory: Path, silence: OriginHealth, *, closed: bool
+    live: LiveSettings, instance_id: str, shared_directory: Path, silence: OriginHealth, *, closed: Callable[[], bool]
 ) -> AsyncIterator[Polling | None]:
     """Find out who is in the cluster, for all processes of this node; None: it is alone.
 
-    `closed`: there is no cache directory. This node owns nothing then, and asks the others all the same.
+    `closed` tells whether there is no cache directory. This node owns nothing then, and asks the others all the same.
     """
     cluster, clock = live.now.cluster, SystemClock()
     if cluster is None:
@@ -222,17 +226,19 @@ async def polling(
         return
 
     def own() -> Member:
-        return own_member(live.now.cluster or cluster, caches=not closed)
+        return own_member(live.now.cluster or cluster, caches=not closed())
 
     told: dict[str, Member] = {}
 
     async def in_redis_now(_entries: Sequence[str]) -> list[str]:
         told.clear()
-        told.update({one.address: one for one in await members_on_disk(live.now.cache.directory)})
+        directory = shared_directory if closed() else live.now.cache.directory
+        members = sorted(await members_on_disk(directory), key=lambda one: one.caches)
+        told.update({one.address: one for one in members})  # a node that has its directory again is that one
         return list(dict.fromkeys((own().address, *told)))
 
     by_redis: dict[str, Any] = {"resolve": in_redis_now, "resolve_seconds": BEAT_SECONDS, "told": told.get}
-    membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
+    membership = Membership(None if closed() else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
     async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
         view = shared_directory / VIEW
         more = by_redis if cluster.redis else {}
@@ -246,5 +252,11 @@ async def polling(
 
 
 def own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
-    name = cluster.node if cluster.redis else cluster.advertise
+    """Return this node. One without its cache directory is another one in Redis.
+
+    What the one with the directory has pending stays its own: nobody is told that there is nothing.
+    """
+    name = cluster.advertise
+    if cluster.redis:
+        name = cluster.node if caches else f"{cluster.node}{WITHOUT_DIRECTORY}"
     return Member(name, cluster.advertise, cluster.zone, cluster.weight or 1, caches)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +16,8 @@ import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
 from gateway.app.cluster import Clustered, clustered, hello_of, own_member
-from gateway.app.origins import OriginKeys, routed_origin
-from gateway.app.registry import beating
+from gateway.app.origins import OriginKeys, Replicas, http_origin, origin_settings, routed_origin, store_origin
+from gateway.app.registry import MEMBERS, beating
 from gateway.app.write_back import (
     Flushing,
     FlushServices,
@@ -23,16 +26,21 @@ from gateway.app.write_back import (
     is_needed,
     no_claim,
     opened_buffer,
+    reports_of,
 )
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.cluster.members import Member
+from gateway.cluster.stores import PeerStores
 from gateway.config import Settings
+from gateway.config.entries import EventSourceSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import ObjectKey
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
+from gateway.jobs.event_feed import EventFeed, FeedPlan, region_of_queue
 from gateway.jobs.explaining import Explainer
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.job import JobDependencies, JobStore
@@ -49,6 +57,9 @@ from gateway.origin.client import Origin, OriginCredentials, OriginSettings, beg
 from gateway.origin.peer_protocol import Roles
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
+from gateway.origin.signing import CredentialsOf
+from gateway.origin.stores.directory.store import DirectoryStore
+from gateway.origin.stores.face import StoreOrigin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.registry import BOUND_SECONDS_MAX
 from gateway.policy.slots import Grant, Slot, Slots
@@ -61,6 +72,7 @@ from gateway.writeback.checkpoints.reads import CheckpointReads
 
 if TYPE_CHECKING:
     from gateway.cluster.registry_beats import RegistryBeats
+    from gateway.writeback.admin.flush_report import FlushReport
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -84,14 +96,18 @@ class _Node:
     process: int
 
     clock: Clock
-    credentials: OriginCredentials
+    keys: OriginKeys
     origin: Origin
     slots: Slots
     limits: SharedLimits
     recent: RecentRequests
     block_settings: BlockSettings
+    check_place: Callable[[ObjectKey], Awaitable[bool]] | None
     cluster: Clustered | None
     """None: this node is alone, and asks no other."""
+
+    reads_near: Callable[[ObjectKey, str], bool]
+    """Returns True if a replica probably gives the bytes of a key of this slot, once its version is known."""
 
     @property
     def roles(self) -> Roles | None:
@@ -115,23 +131,31 @@ async def _node(
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
+        stores: dict[str, StoreOrigin] = {}
 
-        def connect(home: OriginSettings) -> Origin:
-            made = S3Origin(
-                home,
-                keys.own,
-                clock,
+        def connect(home: OriginSettings, signs: CredentialsOf | None) -> Origin:
+            if (store := store_origin(home, clock, on_attempt=meter.attempt)) is not None:
+                stores[home.endpoint_url or ""] = store
+                return store
+            send = partial(
+                S3Origin,
+                credentials=keys.own,
+                clock=clock,
                 instance_id=instance_id,
-                credentials_of=keys.of,
+                credentials_of=signs or keys.of,
                 on_attempt=meter.attempt,
                 on_hedge=lambda outcome: metrics.ORIGIN_HEDGES.add(1, outcome),
                 silence=silence,
                 rates=meter,
             )
-            connected.append(made)
+            sender, made = http_origin(home, clock, send)
+            connected.append(sender)
+            if isinstance(made, StoreOrigin):
+                stores[home.endpoint_url or ""] = made
             return made
 
-        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
+        replicas = Replicas(settings, keys, clock)
+        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect, replicas), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(limits.bandwidth, connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
@@ -152,12 +176,22 @@ async def _node(
             )
             cluster = await stack.enter_async_context(of_cluster)
         first = cluster.origin if cluster is not None else origin
-        node = _Node(process, clock, keys.own, first, slots, limits, recent, block_settings, cluster)
+
+        async def check_place(key: ObjectKey) -> bool:
+            at = stores.get(settings.homes.of(key.bucket))
+            if at is not None:
+                await at.store.check_place(key)
+            return at is not None and isinstance(at.store, DirectoryStore)
+
+        places = check_place if stores else None
+        of_node = limits, recent, block_settings, places, cluster, replicas.reads_near
+        node = _Node(process, clock, keys, first, slots, *of_node)
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
             node.slots.apply_settings(slots_of(live.now))
             await keys.apply_settings(live.now)
+            replicas.apply_settings(live.now)
             limits.apply_settings()
             finder.apply_settings()
 
@@ -186,11 +220,15 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
         stack.push_async_callback(keys.aclose)
         await keys.start()
 
-        def connect(home: OriginSettings) -> Origin:
+        def connect(home: OriginSettings, signs: CredentialsOf | None) -> Origin:
             impatient = replace(home, max_attempts=1, max_connections=CHECKS_AT_ONCE)
-            return S3Origin(impatient, keys.own, clock, instance_id=instance_id, credentials_of=keys.of)
+            if (store := store_origin(impatient, clock)) is not None:
+                return store
+            signing = signs or keys.of
+            send = partial(S3Origin, credentials=keys.own, clock=clock, instance_id=instance_id, credentials_of=signing)
+            return http_origin(impatient, clock, send)[1]
 
-        origin = routed_origin(live.now, connect)
+        origin = routed_origin(live.now, connect, Replicas(live.now, keys, clock))
         stack.push_async_callback(origin.aclose)
 
         async def apply_settings() -> None:
@@ -248,7 +286,7 @@ async def s3_application(
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         AsyncExitStack() as stack,
     ):
-        way = node.cluster.in_redis if node.cluster is not None and not closed else None
+        way = node.cluster.in_redis if node.cluster is not None else None
 
         async def buffer_if_needed() -> WritebackBuffer | None:
             opened = opened_buffer(live.now, worker, node.slots, node.clock, blocks)
@@ -263,7 +301,7 @@ async def s3_application(
             ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
         )
         authenticator = Authenticator(
-            _keyring(settings, node.credentials),
+            _keyring(settings, node.keys.own),
             node.clock,
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
@@ -272,6 +310,15 @@ async def s3_application(
         def store_name() -> str:
             return services.writeback.node_id if services.writeback is not None else ""
 
+        def flush_report() -> FlushReport | None:
+            if not made and services.writeback is not None:
+                reporting = reports_of(
+                    settings, services.writeback, node.origin, node.slots, node.clock, shared_directory
+                )
+                made.append(stack.enter_context(reporting))
+            return made[0] if made else None
+
+        made: list[FlushReport] = []
         services = AppContext(
             node.origin,
             catalog,
@@ -283,11 +330,14 @@ async def s3_application(
             buffer_closed=closed and is_needed(settings),
             homes=settings.homes,
             begin_read=begin_read_of(node.origin),
+            reads_near=node.reads_near,
+            check_place=node.check_place,
             roles=None if closed else node.roles,
             hello=_hello(live, node, store_name, closed=closed),
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
+            flush_report=flush_report,
         )
-        if node.cluster is not None and not closed:
+        if node.cluster is not None:
             services.cluster_writes = node.cluster.writes(catalog, node.slots, node.clock)
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, settings.homes)
@@ -299,7 +349,7 @@ async def s3_application(
                 await snapshots.apply_settings(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
 
         async def apply_settings() -> None:
-            authenticator.apply_settings(_keyring(live.now, node.credentials))
+            authenticator.apply_settings(_keyring(live.now, node.keys.own))
             services.rights.forget()
             if not closed:
                 with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
@@ -338,6 +388,9 @@ class BackgroundServices:
     snapshots: SnapshotService
     flushing: Flushing | None
     beats: RegistryBeats | None
+    stores: PeerStores | None
+    """The other nodes' buffers; None without a cluster."""
+    feeds: Sequence[EventFeed]
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
 
@@ -361,7 +414,7 @@ async def background_services(
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
-        _beating(live, node, catalog, buffer) as beats,
+        _beating(live, node, catalog, buffer, settings.cache.directory / MEMBERS) as beats,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(
@@ -377,6 +430,7 @@ async def background_services(
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch))
+        feeds: Sequence[EventFeed] = ()
         followed = [Slots(node.slots)]
         """Slots that the listing index may still know, the present ones last."""
 
@@ -399,22 +453,71 @@ async def background_services(
         try:
             others = node.cluster.stores if node.cluster is not None else None
             events = OriginEvents(catalog, blocks, node.slots, others)
+            feeds = [_feed(one, settings, node, events) for one in settings.event_sources]
             service = SnapshotService(tools, jobs)
             settled = beats.settled if beats is not None else no_claim
-            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, settled)
+            earlier = node.cluster.earlier_writes(node.slots) if node.cluster is not None else None
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, settled, earlier)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, beats, settle
+                    *(
+                        jobs,
+                        Explainer(tools),
+                        events,
+                        indexes,
+                        blocks,
+                        scrubber,
+                        service,
+                        flusher,
+                        beats,
+                        others,
+                        feeds,
+                        settle,
+                    )
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
                         await apply_settings()
                     yield kept
         finally:
+            for feed in feeds:
+                await feed.aclose()
             await indexes.close()
             await jobs.close()
             snapshots.close()
+
+
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]")
+
+
+def _feed(one: EventSourceSettings, settings: Settings, node: _Node, events: OriginEvents) -> EventFeed:
+    name = settings.cluster.node if settings.cluster is not None else socket.gethostname()
+    plan = FeedPlan(
+        one.queue_url,
+        one.region or region_of_queue(one.queue_url) or settings.origin.region,
+        one.canary,
+        one.canary_window_seconds,
+        _NOT_IN_NAMES.sub("-", name),
+    )
+    keys, wanted = node.keys, one.origin_credentials
+    return EventFeed(plan, events.apply, node.origin, lambda: keys.named(wanted), node.clock, origin_settings(settings))
+
+
+@asynccontextmanager
+async def services_without_directory(
+    live: LiveSettings, *, instance_id: str, shared_directory: Path
+) -> AsyncIterator[RegistryBeats | None]:
+    """Run the background process's part while there is no cache directory: other nodes' writes are known, and told.
+
+    None: there is no registry.
+    """
+    async with (
+        _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
+        _no_directory(node) as (_, catalog),
+        _beating(live, node, catalog, None, shared_directory / MEMBERS, closed=True) as beats,
+    ):
+        yield beats
 
 
 def _hello(live: LiveSettings, node: _Node, store: Callable[[], str], *, closed: bool) -> Callable[[], bytes]:
@@ -425,18 +528,24 @@ def _hello(live: LiveSettings, node: _Node, store: Callable[[], str], *, closed:
 
 @asynccontextmanager
 async def _beating(
-    live: LiveSettings, node: _Node, catalog: Catalog, buffer: WritebackBuffer | None
+    live: LiveSettings,
+    node: _Node,
+    catalog: Catalog,
+    buffer: WritebackBuffer | None,
+    file: Path,
+    *,
+    closed: bool = False,
 ) -> AsyncIterator[RegistryBeats | None]:
-    """Keep the registry for all processes of this node; None: there is none."""
+    """Keep the registry for all processes of this node, and its members in `file`; None: there is none."""
     cluster, way = live.now.cluster, node.cluster.in_redis if node.cluster is not None else None
     if cluster is None or way is None:
         yield None
         return
 
     def own() -> Member:
-        return own_member(live.now.cluster or cluster, caches=True)
+        return own_member(live.now.cluster or cluster, caches=not closed)
 
-    async with beating(live, way, own, catalog, buffer, node.clock) as beats:
+    async with beating(live, way, own, catalog, buffer, file, node.clock) as beats:
         yield beats
 
 
@@ -498,6 +607,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         shared_directory=shared_directory,
         homes=settings.homes,
         has_one_worker=settings.server.workers == 1,
+        has_local_readers=settings.server.local_socket is not None,
     )
 
 

@@ -16,10 +16,24 @@ from typing import NamedTuple
 
 from gateway.config import OriginCredentialSettings, Settings
 from gateway.config import OriginSettings as OriginSettingsTable
+from gateway.config.entries import BucketSettings, ReplicaSettings
+from gateway.config.fields import azure_url, directory_of, is_webhdfs
 from gateway.core.clock import Clock
+from gateway.core.model import ObjectKey
 from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest, OriginSettings, RoutedOrigin
-from gateway.origin.signing import ChainCredentials, StaticCredentials
+from gateway.origin.dialects import AZURE
+from gateway.origin.replicas import QUIET_SECONDS_MAX, Replica, ReplicaOrigin
+from gateway.origin.s3 import OwnKeyOrigin, S3Origin
+from gateway.origin.signing import ChainCredentials, CredentialsOf, StaticCredentials, origin_name
+from gateway.origin.stores.azure.shared_key import SharedKeySigner
+from gateway.origin.stores.azure.store import AzureOrigin
+from gateway.origin.stores.directory.origin import DirectoryOrigin
+from gateway.origin.stores.directory.store import DirectoryStore
+from gateway.origin.stores.face import StoreOrigin
+from gateway.origin.stores.webhdfs.store import WebHdfsStore
+from gateway.origin.traffic_meter import Attempt
 from gateway.policy.slots import Prefix, PrefixMap
+from gateway.telemetry import metrics
 
 
 class _Named(NamedTuple):
@@ -73,6 +87,10 @@ class OriginKeys:
         prefix = next((value for name, value in request.query if name == "prefix"), None)
         return self._covering(bucket, (prefix or "") if request.method == "GET" else "")
 
+    def named(self, name: str | None) -> OriginCredentials:
+        """Return the pair of `[[origin_credentials]]` of this name, which a bucket or slot uses; None: `own`."""
+        return self._named[name].credentials if name is not None else self.own
+
     def refused(self, request: OriginRequest) -> None:
         """Renew the key of a request that a home has refused."""
         self.of(request).renew()
@@ -87,7 +105,8 @@ class OriginKeys:
 
     async def _follow_named(self, settings: Settings) -> None:
         signers = list(_signers(settings))
-        used = {name for _, name in signers}
+        used = {name for _, name in signers} | {one.origin_credentials for one in settings.event_sources}
+        used |= {one.origin_credentials for bucket in settings.buckets for one in bucket.replicas}
         wanted = {one.name: one for one in settings.origin_credentials if one.name in used}
         if any(one.access_key_id is None for one in wanted.values()):
             await asyncio.to_thread(import_module, "gateway.origin.sts")  # brings botocore with it: half a second
@@ -159,23 +178,104 @@ def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
             yield Prefix(bucket.name), bucket.origin_credentials
 
 
-def routed_origin(settings: Settings, connect: Callable[[OriginSettings], Origin]) -> Origin:
+Connect = Callable[[OriginSettings, CredentialsOf | None], Origin]
+"""Makes the origin at one home; the second says whose key signs each request. None: as `OriginKeys.of` says."""
+
+
+class Replicas:
+    """The replicas of buckets, as one process uses them."""
+
+    def __init__(self, settings: Settings, keys: OriginKeys, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._by_bucket: dict[str, ReplicaOrigin] = {}
+        self._found: dict[tuple[OriginSettings, str | None], Origin] = {}
+        self.apply_settings(settings)
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Follow what slots prefer. Where replicas are changes with a new start only."""
+        self._preferring_source = frozenset(slot.name for slot in settings.slots if slot.prefer == "source")
+
+    @property
+    def origins(self) -> list[Origin]:
+        return list(self._found.values())
+
+    def reads_near(self, key: ObjectKey, slot: str) -> bool:
+        """As `ReplicaOrigin`, of all buckets."""
+        origin = self._by_bucket.get(key.bucket)
+        return origin is not None and origin.reads_near(key.key, slot)
+
+    def before(self, source: Origin, bucket: BucketSettings, main: OriginSettings, connect: Connect) -> Origin:
+        """Return a bucket's origin: `source`, with its replicas before it if it has any."""
+        if not bucket.replicas:
+            return source
+        replicas = [Replica(self._replica(one, main, connect), one.name, self._clock) for one in bucket.replicas]
+        made = ReplicaOrigin(source, replicas, lambda slot: slot in self._preferring_source)
+        self._by_bucket[bucket.name] = made
+        return made
+
+    def _replica(self, one: ReplicaSettings, main: OriginSettings, connect: Connect) -> Origin:
+        """Return how to reach a replica, which is tried once: the source is asked sooner than it again."""
+        name, impatient = one.origin_credentials, replace(main, max_attempts=1, quiet_seconds_max=QUIET_SECONDS_MAX)
+        key = _at(one, impatient), name
+        if key not in self._found:
+            origin = connect(key[0], lambda _: self._keys.named(name))
+            self._found[key] = OwnKeyOrigin(origin, lambda _: self._keys.named(name).renew())
+        return self._found[key]
+
+
+def _at(one: BucketSettings | ReplicaSettings, like: OriginSettings) -> OriginSettings:
+    return replace(
+        like,
+        endpoint_url=one.endpoint_url,
+        region=one.region,
+        addressing_style=one.addressing_style or like.addressing_style,
+        dialect=one.dialect or like.dialect,
+        ca_bundle=one.ca_bundle,
+    )
+
+
+def routed_origin(settings: Settings, connect: Connect, replicas: Replicas) -> Origin:
     """Return all origins as one; `connect` makes each. Buckets reached in the same way share connections and facts."""
-    main = _origin_settings(settings)
-    found: dict[OriginSettings, Origin] = {main: connect(main)}
+    main = origin_settings(settings)
+    found: dict[OriginSettings, Origin] = {main: connect(main, None)}
     by_bucket: dict[str, Origin] = {}
     for bucket in settings.buckets:
-        own = replace(
-            main,
-            endpoint_url=bucket.endpoint_url,
-            region=bucket.region,
-            addressing_style=bucket.addressing_style or main.addressing_style,
-            ca_bundle=bucket.ca_bundle,
-        )
+        own = replace(_at(bucket, main), datanodes=tuple(bucket.datanodes))
+        if directory_of(bucket.endpoint_url) is not None:  # nothing else matters there
+            own = main if bucket.endpoint_url == main.endpoint_url else replace(main, endpoint_url=bucket.endpoint_url)
+        elif is_webhdfs(bucket.endpoint_url):
+            own = replace(own, region=main.region, addressing_style=main.addressing_style, dialect=main.dialect)
         if own not in found:
-            found[own] = connect(own)
-        by_bucket[bucket.name] = found[own]
-    return RoutedOrigin(found[main], by_bucket) if len(found) > 1 else found[main]
+            found[own] = connect(own, None)
+        by_bucket[bucket.name] = replicas.before(found[own], bucket, main, connect)
+    is_one = all(one is found[main] for one in by_bucket.values())
+    return found[main] if is_one else RoutedOrigin(found[main], by_bucket, [*found.values(), *replicas.origins])
+
+
+def store_origin(
+    home: OriginSettings, clock: Clock, on_attempt: Callable[[Attempt], None] | None = None
+) -> StoreOrigin | None:
+    """Return the origin that is a directory, here or of HDFS; None: the home is an S3."""
+    endpoint_url = home.endpoint_url or ""
+    if is_webhdfs(endpoint_url):
+        return StoreOrigin(WebHdfsStore(home, clock), clock, name=origin_name(endpoint_url), on_attempt=on_attempt)
+    directory = directory_of(endpoint_url)
+    if directory is None:
+        return None
+    store = DirectoryStore(directory, home, lambda reason: metrics.DIRECTORY_SKIPPED_NAMES.add(1, reason))
+    return DirectoryOrigin(store, clock, name=str(directory), on_attempt=on_attempt)
+
+
+def http_origin(home: OriginSettings, clock: Clock, connect: Callable[..., S3Origin]) -> tuple[S3Origin, Origin]:
+    """Return what sends requests to a home, made by `connect` as an `S3Origin` is, and the origin over it."""
+    url = azure_url(home.endpoint_url or "")
+    if url is None:
+        made = connect(home)
+        return made, made
+    azure = replace(home, endpoint_url=url, addressing_style="path", dialect=AZURE.name)
+    made = connect(azure, signer=SharedKeySigner)
+    return made, AzureOrigin(made, clock, name=origin_name(home.endpoint_url or ""))
 
 
 def _own(settings: Settings, clock: Clock) -> OriginCredentials:
@@ -192,12 +292,15 @@ def _pair_of(one: OriginSettingsTable | OriginCredentialSettings) -> KeyPair:
     return KeyPair(one.access_key_id, one.secret_access_key.get_secret_value(), token)
 
 
-def _origin_settings(settings: Settings) -> OriginSettings:
+def origin_settings(settings: Settings) -> OriginSettings:
+    """Return how `[origin]` is reached, and how patiently."""
     origin = settings.origin
     return OriginSettings(
         endpoint_url=origin.endpoint_url,
         region=origin.region,
         addressing_style=origin.addressing_style,
+        dialect=origin.dialect,
+        datanodes=tuple(origin.datanodes),
         ca_bundle=origin.ca_bundle,
         proxy=origin.proxy.get_secret_value() if origin.proxy else None,
         connect_timeout_seconds=origin.connect_timeout_seconds,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.cluster.registry_beats import RegistryBeats
 
 MEMBERS = "cluster-members.json"
-"""The file in the cache directory with the members as Redis had them last."""
+"""The file with the members as Redis had them last: in the cache directory, or in memory if that is closed."""
 
 _BELIEF = "registry"
 """The file in the shared directory that says whether Redis is believed."""
@@ -52,12 +52,14 @@ async def in_redis(
     from gateway.cluster.redis_link import RedisLink, RedisPlace
     from gateway.cluster.redis_registry import RedisRegistry
 
-    url, ca, password = redis_url(cluster.redis), settings.origin.ca_bundle, cluster.redis_password
+    url, ca = redis_url(cluster.redis), settings.origin.ca_bundle
     assert url is not None  # noqa: S101 - it was checked
+    password, sentinel_password = (
+        one.get_secret_value() if one is not None else None
+        for one in (cluster.redis_password, cluster.sentinel_password)
+    )
     place = RedisPlace(
-        *(url.places, url.service, url.database, cluster.redis_user),
-        password.get_secret_value() if password is not None else None,
-        url.tls,
+        *(url.places, url.service, url.database, cluster.redis_user, password, sentinel_password, url.tls),
         (ca.content or b"").decode() if ca is not None else None,
     )
     link = RedisLink(place, prefix_of(cluster.name), clock)
@@ -76,9 +78,13 @@ async def beating(
     own: Callable[[], Member],
     catalog: Catalog,
     buffer: WritebackBuffer | None,
+    file: Path,
     clock: Clock,
 ) -> AsyncIterator[RegistryBeats]:
-    """Keep the registry, for all processes of this node. `own` is this node as other nodes reach it."""
+    """Keep the registry, for all processes of this node, and its members in `file`.
+
+    `own` is this node as other nodes reach it.
+    """
     from gateway.cluster.registry_beats import RegistryBeats
 
     claims = PendingClaims(buffer.journal) if buffer is not None else None
@@ -97,7 +103,6 @@ async def beating(
             catalog.forget_bucket(bucket or None)
 
     way.link.store = buffer.node_id if buffer is not None else ""
-    file = live.now.cache.directory / MEMBERS
     beats = RegistryBeats(way.link, way.belief, told, claims, forget, file, clock)
     async with _running({"registry": beats.run()}):
         yield beats

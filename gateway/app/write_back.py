@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,14 @@ from gateway.policy.slots import Slot, Slots
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention
+from gateway.writeback.admin.flush_report import FlusherElsewhere, FlushReport
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import reads_by_checkpoint
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.flush_task import FlushDependencies
+from gateway.writeback.flushing.manifest_files import ManifestFiles, OtherNodes
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 
@@ -90,6 +92,9 @@ class FlushServices:
     settled: Callable[[Claim], None] = no_claim
     """Told of each write that the origin has, once the journal has noted it."""
 
+    others: OtherNodes | None = None
+    """The other nodes' pending writes; None: no other node writes."""
+
 
 class Flushing:
     """Takes the buffer's content to the origin, in one process of a gateway."""
@@ -103,7 +108,9 @@ class Flushing:
         self.follow_slots()
         self._log = FlushLogger(services.clock)
         tools = FlushDependencies(
-            buffer.journal, requests, publisher, self._log, services.clock, self._known, settled=services.settled
+            *(buffer.journal, requests, publisher, self._log, services.clock, self._known),
+            manifests=ManifestFiles(services.others),
+            settled=services.settled,
         )
         self.buffer = buffer
         self._clock = services.clock
@@ -135,6 +142,29 @@ class Flushing:
         while True:
             await self.buffer.keep_reserve()
             await self._clock.sleep(RESERVE_SECONDS)
+
+
+@contextmanager
+def reports_of(
+    settings: Settings,
+    buffer: WritebackBuffer,
+    origin: Origin,
+    slots: Slots,
+    clock: Clock,
+    shared_directory: Path | None,
+) -> Iterator[FlushReport]:
+    """Yield a worker's word on what this node flushes. It opens nothing before the first question."""
+
+    def scratch_slots() -> frozenset[str]:
+        return frozenset(slot.name for slot in slots if slot.write == "scratch")
+
+    queries = CheckpointQueries(buffer_directory(settings))
+    try:
+        made = FlushReport(queries, buffer.journal, origin, clock, FlusherElsewhere(scratch_slots))
+        made.report.reads = partial(reads_by_checkpoint, shared_directory)
+        yield made
+    finally:
+        queries.close()
 
 
 @asynccontextmanager

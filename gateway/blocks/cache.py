@@ -22,8 +22,9 @@ from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
 from gateway.blocks.eviction import capacity_of
+from gateway.blocks.handed_out import MayRead, Place, drop_if_damaged, open_for_client
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.layout import BlockSettings, Extent
 from gateway.blocks.opening import account_late, move_between_slots, open_directory, rebuild
 from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.plan import Explanation, ReadPlan
@@ -37,11 +38,11 @@ from gateway.core.errors import (
     BlockError,
     ForebayError,
     OriginAnswered,
-    OriginUnreachable,
     PinRefused,
     StoreUnavailable,
 )
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.origin.client import Origin, OriginRequest, Purpose, from_peer
 from gateway.origin.peer_protocol import COPY, PIN, Roles
 from gateway.policy.slots import Prefix, Slots
@@ -250,6 +251,19 @@ class BlockCache(PassthroughCache):
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
         return HeldObject(self._dependencies, version, slot)
 
+    async def open_for_client(
+        self, wanted: Sequence[tuple[Extent, MayRead | None]]
+    ) -> list[FileLease[SharedFile] | None]:
+        """Return files of blocks for a client that reads them itself, each as `handed_out.open_for_client`."""
+
+        def opened() -> list[FileLease[SharedFile] | None]:
+            return [open_for_client(self._dependencies, *one) for one in wanted]
+
+        return await self._threads.disk(opened)
+
+    async def drop_if_damaged(self, places: Sequence[Place], slot: str) -> None:
+        await drop_if_damaged(self._dependencies, places, slot)
+
     async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
         """Explain which parts of an object and one of its versions are cached, and why not. Raises StoreUnavailable."""
         dependencies = self._dependencies
@@ -259,17 +273,24 @@ class BlockCache(PassthroughCache):
         return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not, owners)
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        object_id = layout.object_id(key)
-        try:
-            has_blocks = self._directory.index.has_object(object_id)
-        except StoreUnavailable:
+        object_id, last_commit = layout.object_id(key), self._directory.index.last_commit
+        commit = last_commit.number()
+        if self._has_blocks(object_id):
             return None
-        return None if has_blocks else self._dependencies.unpinned_gets.begin(object_id, offset, headers)
+        get = self._dependencies.unpinned_gets.begin(object_id, offset, headers)
+        # Whoever had the lock between these two steps has entered the block before giving it back.
+        if get is not None and last_commit.number() != commit and self._has_blocks(object_id):
+            get.on_end(get)
+            return None
+        return get
 
     def has_blocks_of(self, key: ObjectKey) -> bool:
         """Return True if blocks of any version of an object are cached, or if the index cannot be read."""
+        return self._has_blocks(layout.object_id(key))
+
+    def _has_blocks(self, object_id: bytes) -> bool:
         try:
-            return self._directory.index.has_object(layout.object_id(key))
+            return self._directory.index.has_object(object_id)
         except StoreUnavailable:
             return True
 
@@ -303,8 +324,8 @@ class BlockCache(PassthroughCache):
     ) -> int | None:
         """Ask the owner of one of the `pieces` to fetch it to its own disk. Return how many bytes the owner fetched.
 
-        None: this node looks after it. With `pin`, the owner pins what it looks after under that prefix. Raises as
-        `fetch`; OriginUnreachable if no such node can be asked; PinRefused if it cannot pin so much.
+        None: this node looks after it, perhaps instead of one that cannot be asked. With `pin`, the owner pins what it
+        looks after under that prefix. Raises as `fetch`; OwnersAway; PinRefused if it cannot pin so much.
         """
         dependencies = self._dependencies
         of_read = ReadPlan(dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=dependencies.roles)
@@ -323,7 +344,7 @@ class BlockCache(PassthroughCache):
             if response.status not in (200, 201, 206):
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             if from_peer(response) is None:
-                raise OriginUnreachable("no node that looks after the block can be asked")
+                return None
             return piece.length if response.status == 201 else 0
 
     def others_fill(self) -> bool:
@@ -431,6 +452,8 @@ class BlockCache(PassthroughCache):
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         self._directory.configured_capacity = capacity
         try:
+            for writer in self._dependencies.writers if settings.has_local_readers else ():
+                await self._threads.index_later(writer.seal)  # who has a segment may have fewer rights now
             await self._threads.index_later(self._directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
             self.isolation.note(error)
@@ -507,6 +530,8 @@ class BlockCache(PassthroughCache):
             if (changes := self._directory.index.changes()) != self._changes_seen:
                 self._changes_seen = changes
                 await self._dependencies.open_files.drop_unlinked(self._threads.disk)
+                for writer in self._dependencies.writers if self._dependencies.settings.has_local_readers else ():
+                    await self._threads.index_later(writer.let_go)
 
     async def flush_accesses(self) -> None:
         """Tell the index which files were used until now, a short transaction at a time."""

@@ -70,7 +70,6 @@ class CacheDependencies(FetchDependencies):
         roles: Roles | None = None,
     ) -> CacheDependencies:
         blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
-        blocks.on_unlink = open_files.drop
         if roles is not None:
             blocks.owns = lambda one, slot: roles.owns(one.version.key, one.offset // settings.block_size_of(slot))
         probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)
@@ -80,6 +79,13 @@ class CacheDependencies(FetchDependencies):
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
         writers, buffers = (GroupCommitWriter(of_fetches), GroupCommitWriter(of_fetches)), Buffers()
+
+        def on_unlink(file: str) -> None:
+            open_files.drop(file)
+            for writer in writers:
+                writer.let_go(file)
+
+        blocks.on_unlink = on_unlink
         fetches = SingleFlight(
             of_fetches, SmallBlockFetcher(of_fetches, *writers), LargeBlockFetcher(of_fetches, buffers)
         )

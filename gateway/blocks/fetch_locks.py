@@ -38,6 +38,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import compress, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -248,8 +249,8 @@ class FetchLocks:
     def forget(self, worker: int) -> None:
         """Give back every lock of a worker whose process is gone, or has just begun. Blocks."""
         self._words[_COUNTS + worker] = 0
-        held = self._words[:_COUNTS].tolist()[::_WORDS]
-        for number in {cell // WAYS for cell, content in enumerate(held) if content and _holder(content) == worker}:
+        held = self._words[:_COUNTS:_WORDS].tolist()
+        for number in {cell // WAYS for cell in compress(count(), held) if _holder(held[cell]) == worker}:
             while not self._lock(number):
                 time.sleep(LOCK_SECONDS_MAX)
             try:

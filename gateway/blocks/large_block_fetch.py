@@ -140,8 +140,9 @@ class LargeBlockFetcher:
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
         wanted, copy = fetch.purpose is Purpose.WARM, self.dependencies.is_idle_copy(fetch.slot, fetch.headers)
+        slot = self.dependencies.settings.slot_now(fetch.block.version.key)
         filled = await self.dependencies.threads.index_or_undo(
-            self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted, copy=copy)
+            self._undo, lambda: directory.begin(fetch.block, slot, wanted=wanted, copy=copy)
         )
         if filled is None:
             raise BlockPublished("another process has published the block")

@@ -479,6 +479,7 @@ class BlockSettings:
     own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
     Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` are the places of
     buckets: all parts of a process share one. `has_one_worker`: one process alone serves requests.
+    `has_local_readers`: clients may get descriptors of files, so segments are locked until they are sealed.
     """
 
     directory: Path
@@ -496,6 +497,7 @@ class BlockSettings:
     shared_directory: Path | None = None
     homes: Homes = field(default_factory=lambda: Homes(""))
     has_one_worker: bool = False
+    has_local_readers: bool = False
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _copies: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -506,6 +508,10 @@ class BlockSettings:
     def copies_of(self, slot: str) -> str:
         """Return what a slot keeps of the blocks that other nodes look after: `idle`, `none` or `all`."""
         return self._copies.get(slot, DEFAULT_SLOT.copies)
+
+    def slot_now(self, key: ObjectKey) -> str:
+        """Return the slot on whose account a block of a key comes: slots may have changed since its read began."""
+        return self.slots.find(key.bucket, key.key).name
 
     def keeps(self, slot: str, size_bytes: int) -> bool:
         size_max = self._kept_object_bytes_max.get(slot)

@@ -308,10 +308,9 @@ def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, 
     (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again
     (path / "index").mkdir(mode=DIRECTORY_MODE)
     store.clean_all_slots()
-    unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
+    unknown_bytes = {number: count for number in store.directories() if (count := store.bytes_on_disk(number))}
     index = BlockIndex(path / "index", worker, settings.index_bytes_max)
     # The sequence begins after every file's time, by which the rebuild orders what it finds.
-    unknown_bytes = {number: count for number, count in unknown_bytes.items() if count}
     begin_rebuild(index, fingerprint, unknown_bytes, first_sequence=time.time_ns())
     return index
 

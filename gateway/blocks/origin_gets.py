@@ -27,7 +27,17 @@ from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, error_of, from_peer
+from gateway.origin.client import (
+    FromPeer,
+    Origin,
+    OriginRequest,
+    OriginResponse,
+    Purpose,
+    doubt,
+    error_of,
+    from_peer,
+    turn_seconds,
+)
 from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
@@ -38,21 +48,21 @@ KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
 
 TURN_SECONDS_MAX = 60.0
-"""S3's clients wait about as long for an answer, and ask anew."""
+"""S3's clients wait about as long for an answer, and ask anew. A request has no longer for all its turns."""
 
 
 class Turns(asyncio.Semaphore):
     """Turns of one process to ask the origin for bytes: their number, and each wait for one, is bounded."""
 
     async def acquire(self) -> Literal[True]:
-        """Wait for a turn. Raises OriginBusy when there is none in TURN_SECONDS_MAX."""
+        """Wait for a turn. Raises OriginBusy when there is none in TURN_SECONDS_MAX, or in the caller's patience."""
         if not self.locked():
             return await super().acquire()
         try:
-            async with asyncio.timeout(TURN_SECONDS_MAX):
+            async with asyncio.timeout(turn_seconds(TURN_SECONDS_MAX)):
                 return await super().acquire()
         except TimeoutError:
-            raise OriginBusy(f"others have kept this one waiting for its turn for {TURN_SECONDS_MAX:g} s") from None
+            raise OriginBusy("others have kept this one waiting for its turn for too long") from None
 
 
 @dataclass(slots=True)
@@ -338,6 +348,8 @@ class PinnedGet:
                     raise OriginBodyError(f"the origin sent {self._received} of {length} bytes")
                 return
             except OriginError as error:
+                if isinstance(error, OriginBodyError):
+                    doubt(self._response)
                 await self.aclose()
                 if self._told is not None and not isinstance(error, OriginAnswered | WrongAnswer):
                     self._leave_peer(error, taker)

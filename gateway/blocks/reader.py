@@ -170,7 +170,8 @@ class RangeReader:
         self._was_ahead = False
         """True if an earlier reader fetched the source's block ahead, and no reader had come to it."""
         self._first: BodyPiece | None = None
-        """First piece of a block on disk, verified before the reply begins: later its bytes might be irreplaceable."""
+        """The first piece, taken before the answer's head is sent: its block may be damaged and irreplaceable, and the
+        origin, asked again after its body was cut, may have another version. Then nothing has been promised yet."""
         self._given = 0
         self._damages = 0
 
@@ -208,16 +209,15 @@ class RangeReader:
                 self.outcome = "partial"
         except StoreUnavailable as error:
             source = await self._open_origin(first, error)
-        if isinstance(source, BlockSource):
-            if self._was_ahead:  # the reader goes on: so shall be what follows
-                with suppress(StoreUnavailable):
-                    plan.keep_ahead(first, beyond=True)
-            try:
-                self._first = await self._next(first)
-            except BaseException:
-                await self.aclose()
-                raise
-            source = self._source or source
+        if isinstance(source, BlockSource) and self._was_ahead:  # the reader goes on: so shall be what follows
+            with suppress(StoreUnavailable):
+                plan.keep_ahead(first, beyond=True)
+        try:
+            self._first = await self._next(first)
+        except BaseException:
+            await self.aclose()
+            raise
+        source = self._source or source
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
         if self.outcome != "hit" and plan.roles is not None and (source.from_peer or source.cached):

@@ -27,7 +27,7 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
-from gateway.origin.client import ACCOUNT, IS_AWAITED, Origin, Purpose
+from gateway.origin.client import ACCOUNT, IS_AWAITED, PATIENCE, Origin, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.telemetry import metrics
 
@@ -429,6 +429,8 @@ class SingleFlight:
         is_warming = fetch.purpose is Purpose.WARM  # cancelled by a person: it stops now, and not behind the block
         cancellation.register_shared(lambda: fetch.is_abandoned, lambda: self._forget(fetch), anywhere=is_warming)
         IS_AWAITED.set(lambda: fetch.is_awaited)  # this task's own
+        if fetch.purpose is Purpose.READAHEAD:
+            PATIENCE.set(None)  # nobody waits for it yet
         try:
             await self._take_turn(fetch)
             failure = None

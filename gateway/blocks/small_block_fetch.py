@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -28,7 +29,8 @@ from gateway.blocks.origin_gets import BodyCheck, PinnedGet, UnpinnedResponse, i
 from gateway.blocks.single_flight import FetchDependencies, InflightFetch
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
-from gateway.core.model import ByteRange, immutable
+from gateway.core.model import ByteRange
+from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.origin.client import Purpose
 from gateway.origin.peer_protocol import chunk_checksums
 from gateway.telemetry import metrics
@@ -60,6 +62,9 @@ class _Segment:
     ahead_bytes: int = 0
     """Room that is set aside for the blocks to come."""
 
+    unsealed: FileLease[SharedFile] | None = None
+    """A lock on the file. It ends with this segment, and when the file is evicted: nothing is appended then."""
+
     @property
     def new(self) -> bool:
         return self.records == 0
@@ -68,6 +73,7 @@ class _Segment:
 @dataclass(slots=True)
 class SegmentAppender:
     directory: BlockDirectory
+    has_local_readers: bool = False
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
     def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False, copy: bool = False) -> int:
@@ -105,6 +111,21 @@ class SegmentAppender:
     def is_ahead(self) -> bool:
         """Return True if room is set aside for blocks that may not come."""
         return any(segment.ahead_bytes for segment in self._open.values())
+
+    def let_go(self, file: str | None = None) -> None:
+        """Close an evicted segment, as it keeps its room while it is open; None: all that are. Index thread.
+
+        The next append finds it gone.
+        """
+        for segment in self._open.values():
+            if segment.unsealed is None or file not in (None, segment.file):
+                continue
+            if file is not None or not os.fstat(segment.unsealed.descriptor).st_nlink:
+                segment.unsealed = None
+
+    def seal(self) -> None:
+        """Append no more to any segment without room set aside. Not while another call is under way."""
+        self._open = {alike: segment for alike, segment in self._open.items() if segment.ahead_bytes}
 
     def give_back(self) -> None:
         """Give back the room that no block has come for."""
@@ -159,6 +180,8 @@ class SegmentAppender:
         if not directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
             directory.index.release(reservation)
             return False
+        if segment.new and self.has_local_readers:
+            segment.unsealed = directory.store.keep_unsealed(segment.file)
         if not segment.new and not directory.extend(reservation, placed.blocks):
             return False
         if segment.new and not directory.commit(reservation, placed.blocks):
@@ -185,11 +208,14 @@ BATCH_BLOCKS = 256
 
 _LOOK_SECONDS = 0.5
 
+SEALED_SECONDS = 5.0
+"""Seconds without a block after which segments are sealed: some local readers get no other ones (handed_out.py)."""
+
 HELD_BYTES_MAX = 32 * 1024 * 1024
 """Limit of one process's small blocks in memory: 30 ms at 1 GB/s, and they are written meanwhile."""
 
 
-@immutable
+@dataclass(slots=True)
 class Waiting:
     """A small block to be kept on a slot's account; `on_end` is told in the end whether it is.
 
@@ -216,10 +242,12 @@ class GroupCommitWriter:
 
     def __init__(self, dependencies: FetchDependencies) -> None:
         self._dependencies = dependencies
-        self._appender = SegmentAppender(dependencies.directory)
+        self._has_local_readers = dependencies.settings.has_local_readers
+        self._appender = SegmentAppender(dependencies.directory, self._has_local_readers)
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
+        self._sealing: asyncio.TimerHandle | None = None
         self.held_bytes = 0
 
     def has_room(self, count: int) -> bool:
@@ -260,11 +288,30 @@ class GroupCommitWriter:
         """Write a block soon, then give its room back, which is taken already, and tell `on_end` if it is on disk."""
         self._waiting.append(Waiting(small, slot, wanted, copy, started, on_end))
         if self._pumping is None:
+            self._seal_no_more()
             self._pumping = asyncio.create_task(self._pump(), name="small object writer")
+
+    def let_go(self, file: str | None = None) -> None:
+        """Do as `SegmentAppender.let_go`."""
+        self._appender.let_go(file)
+
+    def seal(self) -> None:
+        """Append no more to the segments that there are now. Index thread."""
+        try:
+            self._appender.give_back()
+        finally:
+            self._appender.seal()
+
+    def _seal_no_more(self) -> None:
+        if self._sealing is not None:
+            self._sealing.cancel()
+            self._sealing = None
 
     async def drain(self) -> None:
         while self._pumping is not None:
             await asyncio.shield(self._pumping)
+        self._seal_no_more()
+        self._appender.seal()
 
     async def _pump(self) -> None:
         batches, seconds = deque[list[Waiting]](), GATHERING_SECONDS
@@ -284,6 +331,8 @@ class GroupCommitWriter:
             raise
         finally:
             self._pumping = None
+            if self._has_local_readers:
+                self._sealing = asyncio.get_running_loop().call_later(SEALED_SECONDS, self._appender.seal)
 
     def _take_batches(self) -> deque[list[Waiting]]:
         """All that waits now, in batches that are kept alike."""
@@ -292,6 +341,7 @@ class GroupCommitWriter:
         sizes: dict[tuple[str, bool, bool], int] = {}
         while self._waiting:
             waiting = self._waiting.popleft()
+            waiting.slot = self._dependencies.settings.slot_now(waiting.small.block.version.key)
             alike = waiting.slot, waiting.wanted, waiting.copy
             batch = open_batches.get(alike)
             if batch is None or sizes[alike] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:

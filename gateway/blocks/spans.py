@@ -23,6 +23,7 @@ from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease, read_verified
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.directory import DiskThreads
+from gateway.blocks.handed_out import BLOCKS_MAX, HandedOut, HeldBlock, hand_out
 from gateway.blocks.layout import Block, Extent, unpack_extent
 from gateway.blocks.plan import ReadPlan
 from gateway.core.errors import BlockError, StoreUnavailable
@@ -121,7 +122,7 @@ class WarmSpan(PinnedFileSpan):
 class HeldObject:
     """Spans of one version's blocks, for repeated reads: constant values are computed once."""
 
-    __slots__ = ("_dependencies", "_ids", "_size_bytes", "_slot", "version")
+    __slots__ = ("_dependencies", "_handed_out", "_ids", "_size_bytes", "_slot", "version")
 
     def __init__(self, dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> None:
         self._dependencies = dependencies
@@ -129,6 +130,41 @@ class HeldObject:
         self._slot = slot
         self._size_bytes = dependencies.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
+        self._handed_out: HandedOut | None = None
+        """The last one."""
+
+    def hand_out(self, first: int, count: int) -> HandedOut | None:
+        """Return the first of these bytes, as far as their blocks are here, for a client that reads files itself."""
+        known = self._handed_out
+        if known is None or known.asked != (first, count) or not self._is_there(known):
+            known = self._handed_out = self._hand_out(first, first + count)
+            if known is None:
+                return None
+        note = self._dependencies.accesses.note
+        for place in known.places:
+            note(place.extent.file)
+        return known
+
+    def _is_there(self, known: HandedOut) -> bool:
+        dependencies = self._dependencies
+        if not dependencies.isolation.readable:
+            return False
+        for place in known.places:
+            rows = _held_rows(dependencies, place.block_id)
+            if rows is None or rows[0] != place.row:
+                return False
+        return True
+
+    def _hand_out(self, first: int, stop: int) -> HandedOut | None:
+        size_bytes, begin, blocks = self._size_bytes, first, list[HeldBlock]()
+        while begin < stop and len(blocks) < BLOCKS_MAX:
+            rows, number = self._rows(begin, 1), begin // size_bytes
+            if rows is None:
+                break
+            end = min(stop, (number + 1) * size_bytes)
+            blocks.append((self._ids[number], begin % size_bytes, end - begin, rows))
+            begin = end
+        return hand_out(self.version, (first, stop - first), blocks) if blocks else None
 
     def span(self, first: int, count: int) -> WarmSpan | UnreadSpan | None:
         """Return a span as `warm_span`; the caller counts the bytes. A few unverified bytes give an UnreadSpan."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 from bisect import bisect_right
@@ -35,6 +36,7 @@ from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecor
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion, immutable
 from gateway.disk.atomic_write import set_aside
+from gateway.disk.file_lease import FileLease, SharedFile
 
 ALIGNMENT_BYTES = 64
 """Alignment of headers and bytes alike: `sendfile` needs no pages, and 100 KB would be 4 % longer for them."""
@@ -246,6 +248,22 @@ class BlockStore:
         finally:
             os.close(descriptor)
 
+    def keep_unsealed(self, file: str) -> FileLease[SharedFile]:
+        """Lock (`flock`) a new segment until the lease ends: nothing is appended to a segment that is not locked."""
+        lease = FileLease(SharedFile(self.open_description(file)))
+        try:
+            fcntl.flock(lease.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreUnavailable(f"a segment cannot be locked: {error}") from error
+        return lease
+
+    def open_description(self, file: str) -> int:
+        """Open a published file for reading, with a file description that this process does not use."""
+        try:
+            return os.open(self._place(file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be opened: {error}") from error
+
     def disk_bytes(self, file: str) -> int | None:
         """Return the size of a published file in whole pages; None when it is gone."""
         try:
@@ -349,6 +367,11 @@ class BlockStore:
         for path in self._partial_root.glob("*/*"):
             self._unlink(path)
 
+    def directories(self) -> list[int]:
+        """Return the numbers of the directories of published files that are there."""
+        there = set(os.listdir(self._data))
+        return [number for number in range(DIRECTORIES) if f"{number:02x}" in there]
+
     def listing(self, number: int) -> list[str]:
         """Return the names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
         try:
@@ -358,11 +381,7 @@ class BlockStore:
 
     def bytes_on_disk(self, number: int) -> int:
         """Return the size of the published files in a directory, in whole pages."""
-        try:
-            entries = os.scandir(self._directory(number))
-        except FileNotFoundError:
-            return 0
-        with entries:
+        with os.scandir(self._directory(number)) as entries:
             return sum(layout.in_pages(entry.stat(follow_symlinks=False).st_size) for entry in entries)
 
     def is_published(self, file: str) -> bool:

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gateway.admin.formatting import counted, size_text
-from gateway.cli.common import JsonOption, asks, printable
+from gateway.cli.common import JsonOption, asks, check_url, printable
 from gateway.cli.tables import NOTHING, fitted, folded, terminal_width
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ StateOption = Annotated[
     str | None,
     typer.Option("--state", metavar="STATE", help="Only those in this state, or in one of several: failed,conflict."),
 ]
+ClusterOption = Annotated[
+    bool, typer.Option("--cluster", help="One table over all nodes: a save may have come through several.")
+]
 LimitOption = Annotated[
     int, typer.Option("--limit", metavar="N", min=0, help="Show at most this many; 0: all of them.")
 ]
@@ -43,15 +46,17 @@ def checkpoints(
     prefix: PrefixArgument = "s3://",
     state: StateOption = None,
     limit: LimitOption = _LISTED_MAX,
+    cluster: ClusterOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show the checkpoints of a running gateway: state, files, size, ranks, time of the save, how much the origin has.
 
     left: how long the rest will take to reach the origin. exposed: how long something has been on this node only.
+    With --cluster, a checkpoint is what all nodes have of it; exit code 1 if a node could not be asked.
     """
-    if not prefix.startswith("s3://"):
-        raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
-    found = client.checkpoints(prefix, state)
+    check_url(prefix)
+    unanswered = dict[str, str]()
+    found = _of_all_nodes(client, prefix, state, unanswered) if cluster else client.checkpoints(prefix, state)
     count, shown = 0, _shown(terminal_width())
     for one in islice(found, limit or None):
         if json:
@@ -64,10 +69,22 @@ def checkpoints(
             typer.echo(line)
     if not json:
         typer.echo(counted(count, "checkpoint"), err=True)
-        if not count and state is None:
+        if not count and state is None and not cluster:
             typer.echo(printable(_why_none(client, prefix)), err=True)
     if next(found, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
+    for node, problem in sorted(unanswered.items()):
+        typer.echo(printable(f"without what {node} has: {problem}"), err=True)
+    if unanswered:
+        raise typer.Exit(1)
+
+
+def _of_all_nodes(
+    client: AdminClient, prefix: str, state: str | None, unanswered: dict[str, str]
+) -> Iterator[to.Checkpoint]:
+    for page in client.cluster_checkpoints(prefix, state):
+        unanswered |= {f"{one.node} ({one.address})": one.problem for one in page.unanswered}
+        yield from page.checkpoints
 
 
 def _why_none(client: AdminClient, prefix: str) -> str:
@@ -137,6 +154,8 @@ def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
         yield from folded(
             [f"{name}: {cells[name]}" for name in cells if name not in shown and cells[name] != NOTHING], width
         )
+    if one.nodes:
+        yield f"  nodes: {printable(_some(one.nodes))}"
     missing = _missing(one.missing)
     if missing:
         yield f"  missing: {printable(missing)}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.admin.formatting import age_text, cluster_text, counted, size_text
+from gateway.admin.formatting import age_text, cluster_text, counted, differing_blocks_texts, size_text
 from gateway.cli.common import JsonOption, asks, explained, print_json, printable
 from gateway.cli.looks import seconds_text
 from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
@@ -61,6 +62,8 @@ def status(client: AdminClient, json: JsonOption = False) -> None:
             print_text(f"{version}: not believed: {printable(redis.problem or '')}", "yellow")
     if not any(one.this_node for one in answer.members):
         print_text("this node is not among the members: it asks them, and looks after no blocks", "yellow")
+    for text in chain.from_iterable(map(differing_blocks_texts, answer.members)):
+        print_text(printable(text), "yellow")
     print_table(_MEMBERS, answer.members, lambda one: "" if one.state == "up" else "red")
 
 

@@ -37,7 +37,7 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.flush import flush
 from gateway.cli.init import init
-from gateway.cli.jobs import evict, jobs, pin, unpin, warm
+from gateway.cli.jobs import evict, jobs, pin, refresh, unpin, warm
 from gateway.cli.looks import callers, explain, requests, show_status, slots
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
@@ -124,7 +124,7 @@ def serve(
     for warning in loaded.warnings:
         structlog.get_logger("forebay.config").warning(warning)
     key = find_own_key(loaded.settings, os.environ)
-    if key is None and loaded.settings.origin.require_credentials:
+    if key is None and loaded.settings.origin.needs_key:
         fail(
             "no credentials for the origin: set origin.access_key_id and its secret, AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, a profile, or a role; or start without: origin.require_credentials = false"
@@ -282,6 +282,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str, *tuple[str, ...]], ...] = 
         f"forebay warm {_PREFIX} --wait",
         "forebay warm --manifest keys.txt",
     ),
+    (refresh, CACHE, "See what others have changed in the bucket.", f"forebay refresh {_PREFIX} --wait"),
     (evict, CACHE, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
     (pin, CACHE, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
     (unpin, CACHE, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),

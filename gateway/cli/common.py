@@ -104,6 +104,16 @@ def print_json(document: Any) -> None:
     sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
+def check_url(name: str) -> None:
+    """Refuse what names neither an object nor a prefix; BadParameter."""
+    if not name.startswith("s3://"):
+        raise typer.BadParameter(f"{printable(name)} does not begin with s3://")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{printable(name)} is no UTF-8, which S3's keys are") from None
+
+
 def printable(text: str) -> str:
     """As one line on a terminal: keys may hold what it would obey."""
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)

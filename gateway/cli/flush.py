@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
-from gateway.cli.common import JsonOption, asks, print_json, printable
+from gateway.cli.common import JsonOption, asks, check_url, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table
 from gateway.config.units import parse_duration_seconds
 
@@ -51,6 +52,9 @@ TimeoutOption = Annotated[
 ]
 
 
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="What all nodes of the cluster have pending.")]
+
+
 class Outcome(StrEnum):
     FLUSHED = "flushed"
     STUCK = "stuck"
@@ -58,12 +62,15 @@ class Outcome(StrEnum):
     FAILING = "failing"
     """The rest has made no progress for a while."""
     TIMEOUT = "timeout"
+    UNANSWERED = "unanswered"
+    """Nodes of the cluster could not be asked; the others have flushed everything."""
 
 
 _WHY = {
     Outcome.STUCK: "an operator must decide",
     Outcome.FAILING: "nothing gets there; the gateway goes on trying",
     Outcome.TIMEOUT: "the time is over; the gateway goes on",
+    Outcome.UNANSWERED: "not all nodes could be asked",
 }
 
 
@@ -73,6 +80,7 @@ def flush(
     prefix: PrefixArgument = "s3://",
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
+    cluster: ClusterOption = False,
     json: JsonOption = False,
 ) -> None:
     """Send to the bucket now all writes under a prefix that the gateway has acknowledged so far.
@@ -80,28 +88,27 @@ def flush(
     It tries failed writes again at once. With --wait it ends with exit code 0 when the origin has all of them. It ends
     with exit code 1, and a table of what the origin lacks, when the rest is in conflict, damaged or failing, when the
     time is over, or when the slot never sends something under the prefix. It names open uploads, and does not wait for
-    them.
+    them. With --cluster, exit code 0 says so of all nodes; nodes that cannot be asked are named.
     """
-    _check(prefix)
+    check_url(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
-    begun = client.flush(prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
+    asked = _OfAllNodes(client, prefix) if cluster else _OfThisNode(client, prefix)
+    begun = asked.begin(min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
     try:
-        outcome, left = _wait(client, begun, seconds, quiet=json) if wait else (None, begun)
+        outcome, left = _wait(asked, begun, seconds, quiet=json) if wait else (None, begun)
     except KeyboardInterrupt:
         typer.echo("not waited for any longer; the gateway goes on", err=True)
         raise
     if json:
-        print_json(left.document() | ({"outcome": outcome} if outcome is not None else {}))
+        print_json(asked.document(left) | ({"outcome": outcome} if outcome is not None else {}))
     else:
         _tell(begun, left, outcome)
+    for one in asked.unanswered:
+        typer.echo(printable(f"{one.node} ({one.address}) could not be asked: {one.problem}"), err=True)
     failed = left.stuck > 0 if outcome is None else outcome is not Outcome.FLUSHED
+    failed = failed or bool(asked.unanswered)
     is_named = begun.prefix.removeprefix("s3://").partition("/")[2] != ""
     raise typer.Exit(1 if failed or (is_named and left.local_objects) else 0)
-
-
-def _check(prefix: str) -> None:
-    if not prefix.startswith("s3://"):
-        raise typer.BadParameter(f"the prefix must be s3://BUCKET/PREFIX, and is {printable(prefix)}")
 
 
 def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
@@ -115,8 +122,98 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
         raise typer.BadParameter(f"--timeout {printable(timeout)}: {error}") from None
 
 
+class _OfThisNode:
+    """The pending writes of one node."""
+
+    unanswered: Sequence[to.NodeFlush] = ()
+    """The nodes that could not be asked the last time."""
+
+    unanswered_seconds = 0.0
+
+    def __init__(self, client: AdminClient, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._begun: to.FlushProgress | None = None
+
+    def begin(self, patience_seconds: float) -> to.FlushProgress:
+        self._begun = self._client.flush(self._prefix, patience_seconds=patience_seconds)
+        return self._begun
+
+    def try_again(self, patience_seconds: float) -> None:
+        """Have failed writes tried now."""
+        self._client.flush(self._begun.prefix if self._begun else self._prefix, patience_seconds=patience_seconds)
+
+    def look(self, patience_seconds: float) -> to.FlushProgress:
+        """Return what is left."""
+        begun = self._begun or self.begin(patience_seconds)
+        return self._client.flush_progress(
+            begun.prefix, begun.through, is_name=begun.is_name, patience_seconds=patience_seconds
+        )
+
+    def document(self, left: to.FlushProgress) -> dict[str, Any]:
+        return left.document()
+
+
+class _OfAllNodes(_OfThisNode):
+    """The pending writes of all nodes of the cluster. A node that answers late is asked to begin then."""
+
+    _nodes: to.ClusterFlush | None = None
+    _unanswered_since: float | None = None
+
+    def begin(self, patience_seconds: float) -> to.FlushProgress:
+        return self._sum(self._client.cluster_flush(self._prefix, patience_seconds=patience_seconds))
+
+    def try_again(self, patience_seconds: float) -> None:
+        self._client.cluster_flush(self._prefix, patience_seconds=patience_seconds)
+
+    def look(self, patience_seconds: float) -> to.FlushProgress:
+        return self._sum(self._client.cluster_flush(self._prefix, self._nodes, patience_seconds=patience_seconds))
+
+    def document(self, left: to.FlushProgress) -> dict[str, Any]:
+        return left.document() | (self._nodes.document() if self._nodes is not None else {})
+
+    def _sum(self, nodes: to.ClusterFlush) -> to.FlushProgress:
+        before = {one.address: one.progress for one in self._nodes.nodes} if self._nodes is not None else {}
+        told = [one for node in nodes.nodes if (one := node.progress) is not None]
+        self.unanswered = [one for one in nodes.nodes if one.progress is None]
+        kept = [one.model_copy(update={"progress": one.progress or before.get(one.address)}) for one in nodes.nodes]
+        self._nodes = nodes.model_copy(update={"nodes": kept})
+        since = self._unanswered_since or time.monotonic()
+        self._unanswered_since = since if self.unanswered else None
+        self.unanswered_seconds = time.monotonic() - since
+        sums = {name: sum(getattr(one, name) for one in told) for name in _SUMMED}
+        attempts = [one.longest_attempt_seconds for one in told if one.longest_attempt_seconds is not None]
+        oldest = [one.oldest_acknowledged_at for one in told if one.oldest_acknowledged_at is not None]
+        return told[0].model_copy(
+            update={
+                **sums,
+                "oldest_acknowledged_at": min(oldest, default=None),
+                "longest_attempt_seconds": max(attempts, default=None),
+                "origin_away": any(one.origin_away for one in told),
+                "journal_problem": next((one.journal_problem for one in told if one.journal_problem), None),
+                "problems": [problem for one in told for problem in one.problems],
+            }
+        )
+
+
+_SUMMED = (
+    *(
+        "objects",
+        "bytes",
+        "bytes_sent",
+        "local_objects",
+        "open_uploads",
+        "open_upload_bytes",
+        "conflicts",
+        "damaged",
+        "failing",
+    ),
+    *("waiting_for_bucket", "stuck", "held_up", "awaiting_files", "files_missing"),
+)
+
+
 def _wait(
-    client: AdminClient, begun: to.FlushProgress, seconds: float | None, *, quiet: bool
+    asked: _OfThisNode, begun: to.FlushProgress, seconds: float | None, *, quiet: bool
 ) -> tuple[Outcome, to.FlushProgress]:
     """Wait; return the outcome, and the rest."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -127,18 +224,19 @@ def _wait(
         while True:
             done_bytes = begun.bytes - left.bytes + left.bytes_sent
             progress.update(task, description=_description(left), completed=max(0, done_bytes))
-            outcome = _outcome(left, stall, is_late=time.monotonic() >= deadline)
+            is_late = time.monotonic() >= deadline
+            outcome = _outcome(left, stall, is_late=is_late)
+            if outcome is Outcome.FLUSHED and asked.unanswered:
+                outcome = Outcome.UNANSWERED if is_late or asked.unanswered_seconds >= _GONE_SECONDS else None
             if outcome is not None:
                 return outcome, left
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
             patience_seconds = max(0.0, min(_GONE_SECONDS, deadline - time.monotonic()))
             if (left.failing or left.waiting_for_bucket or left.awaiting_files) and time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_SECONDS
-                client.flush(begun.prefix, patience_seconds=patience_seconds)
+                asked.try_again(patience_seconds)
             asked_at = time.monotonic()
-            left = client.flush_progress(
-                begun.prefix, begun.through, is_name=begun.is_name, patience_seconds=patience_seconds
-            )
+            left = asked.look(patience_seconds)
             pause = max(_LOOK_SECONDS, _PAUSE_PER_ANSWER * (time.monotonic() - asked_at))
 
 
@@ -196,8 +294,9 @@ def _tell(begun: to.FlushProgress, left: to.FlushProgress, outcome: Outcome | No
         typer.echo(printable(journal_problem_text(left.journal_problem)), err=True)
     if left.open_uploads:
         typer.echo(f"{no_objects_yet_text(left)}: forebay writeback list --uploads", err=True)
-    if not begun.objects:
-        typer.echo(printable(f"nothing is pending under {begun.prefix}"))
+    if not begun.objects and not left.objects:
+        where = " on the nodes that were asked" if outcome is Outcome.UNANSWERED else ""
+        typer.echo(printable(f"nothing is pending under {begun.prefix}{where}"))
     elif outcome is None:
         typer.echo(f"{_amount(left)} on the way to the origin")
     elif outcome is Outcome.FLUSHED:

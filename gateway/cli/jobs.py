@@ -100,7 +100,41 @@ def unpin(
     elif not answer.not_told:
         typer.echo(f"{printable(answer.prefix)} is not pinned any more")
     if answer.not_told:
-        fail(f"{', '.join(answer.not_told)} do not answer: {printable(answer.prefix)} may be pinned there still")
+        fail(f"no answer from {', '.join(answer.not_told)}: {printable(answer.prefix)} may be pinned there still")
+
+
+@asks
+def refresh(
+    client: AdminClient,
+    prefix: PinnedArgument,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until the indexes show what is there now; exit code 1 if a crawl fails."),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """See now what others have changed in the bucket: list the prefix anew, or forget what is remembered of its bucket.
+
+    The next GET, HEAD and LIST of other nodes of the cluster ask the bucket.
+    """
+    answer = client.refresh(prefix)
+    if wait:
+        _wait_for_indexes(client, set(answer.indexes))
+    if json:
+        print_json(answer.document())
+        return
+    name, slots = printable(answer.prefix), ", ".join(answer.indexes)
+    told = [f"the index of {slots} {'has listed' if wait else 'lists'} it anew"] if answer.indexes else []
+    told += ["all that was remembered of its bucket is forgotten"] if answer.voided else []
+    typer.echo(f"{name}: {'; '.join(told)}")
+
+
+def _wait_for_indexes(client: AdminClient, slots: set[str]) -> None:
+    while left := [one for one in client.indexes().indexes if one.slot in slots and one.refreshing]:
+        for one in left:
+            if one.state == "failing":
+                fail(f"the index of {one.slot} fails, and is tried again: {printable(one.error or '')}")
+        time.sleep(_LOOK_SECONDS)
 
 
 @asks

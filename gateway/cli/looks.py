@@ -43,6 +43,7 @@ def show_status(status: to.Status) -> None:
     print_text(f"origin {origin.endpoint_url}: {origin_text(origin)}", style)
     for one in origin.differing:
         place = f"slot {one.slot}, {one.prefix}" if one.slot is not None else one.prefix
+        place = f"replica of {place}" if one.replica is not None else place
         text = f"{place} at {one.endpoint_url}, signed by {one.credentials}: {origin_text(one)}"
         style = "red" if one.problem else ""
         print_text(text, style)
@@ -64,6 +65,8 @@ def show_status(status: to.Status) -> None:
         moved = f"gave {size_text(cluster.sent_bytes)} to others, took {size_text(cluster.received_bytes)} from them"
         is_whole = all(one.state == "up" for one in cluster.members)
         print_text(f"{printable(cluster_text(cluster))}; {moved}", "" if is_whole else "red")
+        if cluster.redis is not None and not cluster.redis.believed:
+            print_text(f"Redis is not believed: {printable(cluster.redis.problem or '')}", "red")
     if cache.scrub is not None:
         print_text(_scrub(cache.scrub))
     for prefix in status.pins:
@@ -72,6 +75,11 @@ def show_status(status: to.Status) -> None:
         problem = frozen.problem
         text = f"slot {frozen.slot}: frozen by snapshot {frozen.snapshot}" if problem is None else problem
         print_text(text, "red" if problem else "")
+    for source in status.event_sources:
+        lag = "no event yet" if source.lag_seconds is None else f"the last event was {source.lag_seconds:.1f} s old"
+        heard = f", its canary came back {age_text(source.silent_seconds)} ago" if source.canary else ""
+        text = f"events of {source.queue_url}: {source.problem or lag + heard}"
+        print_text(text, "red" if source.problem else "")
     for index in status.indexes:
         print_text(_index(index))
     if status.writeback is not None:

@@ -15,7 +15,18 @@ import orjson
 import typer
 
 from gateway.admin.formatting import age_text, are, counted, no_objects_yet_text, size_text
-from gateway.cli.common import ConfigOption, JsonOption, as_a_client, asks, explained, fail, load, print_json, printable
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    as_a_client,
+    asks,
+    check_url,
+    explained,
+    fail,
+    load,
+    print_json,
+    printable,
+)
 from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table, some_bytes_text
 from gateway.config.defaults import OWN_NAME, is_own
 from gateway.core.errors import StartupError, WritebackError
@@ -91,7 +102,7 @@ def list_(
     """Show the writes that the gateway has acknowledged and the bucket does not have yet, a line each."""
     if problems and uploads:
         raise typer.BadParameter("give --problems or --uploads")
-    _check(prefix)
+    check_url(prefix)
     if uploads:
         _list(client.open_uploads(prefix), limit, "open upload", _UPLOADS, json=json)
     else:
@@ -158,7 +169,7 @@ def resolve(
     keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. A
     manifest that waits for files is sent without them.
     """
-    _check(name)
+    check_url(name)
     sequence = _confirmed(client, name) if decision is not ConflictDecision.KEEP_OURS and not yes else None
     answer = client.resolve(name, decision.value, sequence)
     if json:
@@ -189,7 +200,7 @@ def abort(
     if name is None and (upload_id is None or under):
         raise typer.BadParameter("give s3://BUCKET/KEY or --upload-id")
     if name is not None:
-        _check(name)
+        check_url(name)
     if name is None:
         upload_ids = [upload_id or ""]
     else:
@@ -227,11 +238,6 @@ def _confirm_abort(uploads: list[to.OpenUploadDocument]) -> None:
         typer.echo(f"and {len(uploads) - _SHOWN_MAX:,} more")
     size_bytes = sum(one.bytes for one in uploads)
     _agree(f'{counted(len(uploads), "open upload")}, {size_text(size_bytes)}. Type "{_WORDS}" to give up their parts')
-
-
-def _check(name: str) -> None:
-    if not name.startswith("s3://"):
-        raise typer.BadParameter(f"{printable(name)} does not begin with s3://")
 
 
 def _confirmed(client: AdminClient, name: str) -> int | None:

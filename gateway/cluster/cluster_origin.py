@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NoReturn, TypeAlias
 
 import structlog
 
@@ -21,7 +21,7 @@ from gateway.cluster.members import View
 from gateway.cluster.peers import PeerAnswer, Peers
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable, OwnersAway
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import (
@@ -130,6 +130,8 @@ class ClusterOrigin:
             told = await self._of_owners(request)
             if not isinstance(told, str):
                 return told
+            if request.method == "HEAD" and request.size_bytes is not None:
+                self._refuse_to_keep(request, told)
             why = told
         return await self._by_ration(_to_bucket(request), why)
 
@@ -180,6 +182,12 @@ class ClusterOrigin:
             if told == "bucket-away" and self._bucket_is_away:
                 break  # the second owner would ask the same bucket
         return why
+
+    def _refuse_to_keep(self, request: OriginRequest, why: Reason) -> NoReturn:
+        """Say that no owner has kept a block; it makes no sense to ask again at once for what is not to pass soon."""
+        owners = " and ".join(one.address for one in self.view().owners(*self._place(request)))
+        text = f"{owners} cannot be asked to keep the blocks that they own: {why}"
+        raise (OriginUnreachable if why in ("busy", "bucket-away") else OwnersAway)(text)
 
     async def _of_takers(
         self, named: Sequence[str], asked: set[str], request: OriginRequest, only: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,12 +14,19 @@ from gateway.origin.peer_protocol import VERSION, home_digest
 
 HELLO_BYTES_MAX: Final = 64 * 1024
 SILENT_TOLD: Final = 100
+SLOTS_TOLD: Final = 1000
 
 Name = Annotated[str, Field(max_length=256)]
 
 
 def digests_of(homes: Homes) -> tuple[str, ...]:
     return tuple(sorted({*map(home_digest, (homes.main, *homes.by_bucket.values()))}))
+
+
+def block_sizes_of(slots: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return sizes of blocks by digests of the slots' prefixes, which may be long."""
+    told = islice(slots, SLOTS_TOLD)
+    return {hashlib.blake2b(prefix.encode(), digest_size=6).hexdigest(): size for prefix, size in told}
 
 
 class Hello(BaseModel):
@@ -35,6 +45,9 @@ class Hello(BaseModel):
     caches: bool
     homes: Annotated[tuple[Name, ...], Field(max_length=1024)] = ()
     """Digests of the homes of its buckets (`home_digest`), sorted."""
+
+    block_sizes: Annotated[Mapping[Name, int], Field(max_length=SLOTS_TOLD)] = {}
+    """By slot, as `block_sizes_of`; those of later slots are left out."""
 
     age_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds for which it has been a member without a gap."""

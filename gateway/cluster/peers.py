@@ -12,7 +12,7 @@ import binascii
 import hmac
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
@@ -24,12 +24,15 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import FromPeer, OriginRequest, OriginResponse, WrappedResponse
 from gateway.origin.peer_protocol import (
+    BY,
     CHECKSUM_BYTES,
     CHUNK_BYTES,
     CRC32C,
     DATE,
+    FOR_CLIENTS,
     NONCE,
     PROOF,
+    TO,
     chunk_checksums,
     new_nonce,
     proof_of,
@@ -54,6 +57,7 @@ _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 @dataclass(eq=False, slots=True)
 class _Peer:
     origin: S3Origin
+    calls_itself: str = ""
     used_at: float = 0.0
     left_out_until: float = 0.0
     hit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -107,6 +111,8 @@ class Peers:
 
     async def _proved(self, address: str, request: OriginRequest) -> PeerAnswer:
         peer, began = self._peer(address), self._clock.monotonic()
+        if peer.calls_itself:
+            request = replace(request, headers={**request.headers, TO: peer.calls_itself})
         response = await peer.origin.send(request)
         seconds = self._clock.monotonic() - began
         if not self._is_proved(request.headers[NONCE], response):
@@ -114,6 +120,7 @@ class Peers:
             problem = "a node of the cluster does not prove that it knows the secret"
             _log.warning(problem, address, address=address)
             raise OriginUnreachable(f"{problem}, or does not accept this node's: it answers {response.status}")
+        peer.calls_itself = response.headers.get(BY, "")
         metrics.CLUSTER_PEER_SECONDS.observe(seconds)
         if response.headers.get("x-forebay-cache") == "hit":
             self._took(address, peer, seconds)
@@ -175,7 +182,8 @@ class PeerAnswer(WrappedResponse):
     def __init__(self, response: OriginResponse) -> None:
         super().__init__(response)
         self.told: Mapping[str, str] = response.headers
-        own = {name: value for name, value in response.headers.items() if not name.startswith("x-forebay-")}
+        told = response.headers.items()
+        own = {name: value for name, value in told if name in FOR_CLIENTS or not name.startswith("x-forebay-")}
         own.pop("date", None)
         if DATE in self.told:
             own["date"] = self.told[DATE]

@@ -63,7 +63,7 @@ async def addresses_of(entries: Iterable[str]) -> list[str]:
 
 
 class Membership:
-    """Since when this node has been a member without a gap, noted on its disk. All methods but `since` block."""
+    """Since when this node has been a member without a gap, noted on its disk. `begin` and `note` block."""
 
     def __init__(self, file: Path | None, cluster: str, clock: Clock) -> None:
         """`file` None: there is no cache directory, and this node begins now."""
@@ -71,7 +71,7 @@ class Membership:
         self._cluster = cluster
         self._clock = clock
         self._noted_at: float | None = None
-        self.since = clock.monotonic()
+        self._met_at = self.since = clock.monotonic()
         """On the monotonic clock."""
 
     def begin(self) -> None:
@@ -85,6 +85,16 @@ class Membership:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             _log.warning("this node begins as a new member of the cluster", file=str(self._file), error=str(error))
+
+    def meet(self, oldest_since: float) -> None:
+        """Note that other members answer; the oldest of them joined at `oldest_since`.
+
+        This node begins anew where it was away from older ones for too long, though it ran.
+        """
+        now = self._clock.monotonic()
+        if oldest_since < self._met_at < now - SETTLED_SECONDS:
+            self.since = now
+        self._met_at = now
 
     def note(self) -> None:
         """Write down that this node is a member, if the last time was long ago."""
@@ -214,9 +224,16 @@ class Polling:
             while due := self._due()[:HELLOS_AT_ONCE]:
                 await asyncio.gather(*map(self._say_hello, due))
                 await self._publish()
+            self._meet()
             await self._publish()
             await asyncio.to_thread(self._membership.note)
             await self._clock.sleep(TURN_SECONDS)
+
+    def _meet(self) -> None:
+        own, answering = self._own().address, [one for one in self.heard.values() if one.hello and not one.problem]
+        ages = [one.member.since for one in answering if one.member is not None and one.member.since is not None]
+        if own in self.heard and ages:
+            self._membership.meet(min(ages))
 
     def _due(self) -> list[str]:
         """Return the members to be asked now, so that this node asks HELLOS_PER_SECOND_MAX at most."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final, NamedTuple
 
+from hiredis import pack_command
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -37,6 +39,7 @@ BATCH_WORDS_MAX: Final = 1500
 QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
+_KEEPS: Final = "noeviction"
 _HANDSHAKE: Final = Script("handshake", "")
 _RUN, _VERSION = re.compile("[0-9a-f]{40}"), re.compile(r"(\d+)\.(\d+)")
 _OLDEST: Final = {"valkey_version": (7, 2), "redis_version": (7, 0)}
@@ -55,6 +58,7 @@ class RedisPlace:
     database: int = 0
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    sentinel_password: str | None = field(default=None, repr=False)
     tls: bool = False
     ca: str | None = None
 
@@ -113,6 +117,11 @@ class RedisLink:
     async def run_of_primary(self) -> str:
         """Return the run as the primary tells it now. Raise RegistryAway."""
         return (await self.call(_HANDSHAKE, ())).run
+
+    @property
+    def run_of_connection(self) -> str:
+        """Return the run that the next question goes to; empty: it is not known yet."""
+        return self._primary.run if self._primary is not None and not self._is_outdated else ""
 
     def renew(self) -> None:
         """Connect anew before the next call: the server may be another one, or no primary any more."""
@@ -197,7 +206,7 @@ class RedisLink:
 
 
 class Primary:
-    """A connection to a primary that has said so. `run` names its process, since it became the primary."""
+    """A connection to a primary that has said so. `run` names its process since it became one, lost or evicted data."""
 
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._connection = connection
@@ -213,19 +222,25 @@ class Primary:
     async def shake_hands(self) -> Mapping[str, str]:
         """Find out its run, and return what it says of itself.
 
-        The run is another one after a demotion, even if process and connection have stayed.
+        The run is another one after a demotion, and once it has evicted something or was flushed, even if process and
+        connection have stayed.
         """
-        about = await self._info("server", "clients", "memory", "replication")
+        about = await self._info("server", "clients", "memory", "stats", "replication")
         name, oldest = next((one for one in _OLDEST.items() if one[0] in about), ("", (0, 0)))
         version = _VERSION.match(about.get(name, ""))
         if version is None or (int(version[1]), int(version[2])) < oldest:
             raise RegistryAway(f"it is of version {about.get(name, 'unknown')}: Redis 7.0 or Valkey 7.2 is needed")
         if about.get("role") != "master":
             raise RegistryAway(f"it is no primary: its role is {about.get('role', 'unknown')!r}")
+        policy = about.get("maxmemory_policy", _KEEPS)
+        if policy != _KEEPS and about.get("maxmemory", "0") != "0":
+            raise RegistryAway(f"it may drop entries when it is full: maxmemory-policy is {policy}, not {_KEEPS}")
         of_process, of_primary = about.get("run_id", ""), about.get("master_replid", "")
         if not (_RUN.fullmatch(of_process) and _RUN.fullmatch(of_primary)):
             raise RegistryAway("it does not name its run: is there a proxy in between?")
-        self.run = xxh3_64_hexdigest(of_process + of_primary)
+        own = os.urandom(8)
+        mark: bytes = await self._send("SET", self._prefix + "i", own, "NX", "GET") or own
+        self.run = xxh3_64_hexdigest(f"{of_process}{of_primary}{about.get('evicted_keys', 0)}{mark.hex()}")
         return about
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
@@ -246,13 +261,13 @@ class Primary:
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     async def _send(self, *words: Word) -> Any:
-        await self._connection.send_command(*words)
+        await self._connection.send_packed_command(pack_command(words), check_health=False)  # type: ignore[arg-type]
         return await self._connection.read_response(disable_decoding=True)
 
 
 async def connected(place: RedisPlace, prefix: str) -> Primary:
     """Return the primary. Raise RegistryAway, OSError or RedisError."""
-    host, port = place.places[0] if place.service is None else await _primary_of(place.places, place.service)
+    host, port = place.places[0] if place.service is None else await _primary_of(place, place.service)
     primary = Primary(await _connection(host, port, place), prefix)
     try:
         await primary.begin()
@@ -262,13 +277,14 @@ async def connected(place: RedisPlace, prefix: str) -> Primary:
     return primary
 
 
-async def _primary_of(sentinels: Sequence[tuple[str, int]], service: str) -> tuple[str, int]:
+async def _primary_of(place: RedisPlace, service: str) -> tuple[str, int]:
     """Return where the first Sentinel that answers has the primary."""
     problem = "no Sentinel answers"
-    for host, port in sentinels:
+    sentinel = RedisPlace((), password=place.sentinel_password, tls=place.tls, ca=place.ca)
+    for host, port in place.places:
         try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX / 2 / len(sentinels)):
-                asked = Primary(await _connection(host, port, RedisPlace(())), "")
+            async with asyncio.timeout(CONNECT_SECONDS_MAX / 2 / len(place.places)):
+                asked = Primary(await _connection(host, port, sentinel), "")
                 try:
                     found = await asked._send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
                 finally:
@@ -285,6 +301,7 @@ async def _primary_of(sentinels: Sequence[tuple[str, int]], service: str) -> tup
 async def _connection(host: str, port: int, place: RedisPlace) -> Connection:
     options: dict[str, Any] = {"host": host, "port": port, "db": place.database, "protocol": 2}
     options |= {"username": place.user, "password": place.password, "retry": Retry(NoBackoff(), 0)}
+    options |= {"socket_timeout": None}  # callers limit the time of what they ask as a whole
     connection = SSLConnection(ssl_ca_data=place.ca, **options) if place.tls else Connection(**options)
     try:
         await connection.connect()

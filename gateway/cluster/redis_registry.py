@@ -13,16 +13,13 @@ from typing import Any, Final
 from gateway.cluster.belief import Belief
 from gateway.cluster.members import View
 from gateway.cluster.redis_link import RedisLink
-from gateway.cluster.scripts import ROWS_MAX, Entry, Word, key_bytes, question, rows_question
+from gateway.cluster.scripts import ROWS_MAX, Entry, Word, holders_question, key_bytes, question, rows_question
 from gateway.core.clock import Clock
 from gateway.core.errors import RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
 from gateway.core.prefixes import Prefix
-from gateway.policy.registry import KnownKeys
+from gateway.policy.registry import SEQUENCE_BITS, KnownKeys
 from gateway.policy.slots import Slot
-
-SEQUENCE_BITS: Final = 40
-"""A number is the run's 24 bits, and then so many of the sequence."""
 
 CONFIRM_SECONDS_MAX: Final = 5.0
 PAUSE_SECONDS: Final = 0.05
@@ -82,6 +79,7 @@ class RedisRegistry:
             return
         while True:  # others may believe a run that does not know of the write
             try:
+                await self._ask(question("above", "", [known.order]))
                 if (await self.claim(claim)).store is not None:
                     raise RegistryAway("another node has claimed the key meanwhile")
                 return
@@ -99,6 +97,10 @@ class RedisRegistry:
         found = [(key, self._known(run, value)) for key, value in zip(keys, values, strict=True)]
         return KnownKeys(found, keys[-1] + b"\0" if len(keys) == ROWS_MAX else None)
 
+    async def holders(self, bucket: str, start: bytes, stop: bytes) -> Sequence[str]:
+        _, found = await self._ask(holders_question(bucket, start, stop))
+        return [store.decode() for store in found]
+
     async def _ask_about(self, verb: str, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         known: dict[ObjectKey, Known] = {}
         for bucket in {key.bucket: None for key in keys}:
@@ -109,7 +111,9 @@ class RedisRegistry:
 
     async def _ask(self, asked: Sequence[Word]) -> tuple[int, Any]:
         """Return the number of the run, and the answer."""
-        self._believed()
+        belief = self._believed()
+        if self._link.run_of_connection not in ("", belief.run):  # it was not used since another run is believed
+            self._link.renew()
         answer = await self._link.ask(asked)
         belief = self._believed()
         if answer.run != belief.run:
@@ -126,10 +130,11 @@ class RedisRegistry:
         return belief
 
     def _known(self, run: int, value: bytes | None) -> Known:
-        stamp, claim, _, store = Entry.read(value)
-        numbers = [run << SEQUENCE_BITS | one if one else 0 for one in (claim, stamp)]
-        other = store.decode()
-        return Known(other if other not in ("", self._link.store) else None, *numbers)
+        stamp, claim, token, store = Entry.read(value)
+        claim, stamp = (run << SEQUENCE_BITS | one if one else 0 for one in (claim, stamp))
+        other, order = store.decode(), token.rpartition(b"#")[2]
+        is_other = other not in ("", self._link.store)
+        return Known(other if is_other else None, claim, stamp, int(order) if order.isdigit() and not is_other else 0)
 
 
 def _words(claim: Claim) -> list[Word]:

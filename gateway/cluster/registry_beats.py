@@ -2,8 +2,9 @@
 
 Redis is believed for LEASE_SECONDS from the beginning of the last good beat to one run, once every known node that
 acknowledges writes has signed that run: has put into it all that its journal has pending. A Redis that was restarted
-empty, or has failed over and lost its last second, is another run. When Redis may have forgotten changes that this node
-has not applied, the node forgets what it remembers. Its horizon tells Redis which changes it has outlived.
+empty, or has failed over and lost its last second, is another run. When Redis may lack changes that this node has not
+applied, the node forgets what it remembers before it believes it. Its horizon tells Redis which changes it has
+outlived.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -64,7 +66,8 @@ class Journal(Protocol):
     """This node's pending writes (gateway/writeback/pending_claims.py)."""
 
     def page(self, after: int, count_max: int) -> tuple[Sequence[Claim], int]: ...
-    def over(self, claims: Sequence[Claim]) -> Sequence[Claim]: ...
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]: ...
+    def highest_order(self) -> int: ...
 
 
 @immutable
@@ -149,8 +152,13 @@ class RegistryBeats:
 
         Return how many keys it alone has pending, which are given up too; None: it beats.
         """
-        info = self.listed.members.get(node)
-        store = member_of(node, info).store if info is not None else node
+        stores = {name: member_of(name, info).store for name, info in self.listed.members.items()}
+        store = stores.get(node, node)
+        holders = [name for name, one in stores.items() if name != node and store and one == store]
+        if holders and node in stores:
+            store = ""  # the node goes on under another name, and so does all that it has
+        elif holders and min([(await self._link.call(FORGET, [one, store, 1])).value for one in holders]) < 0:
+            return None
         pending = left = (await self._link.call(FORGET, [node, store, 1])).value
         while left >= 0 and not only_ask:
             left = (await self._link.call(FORGET, [node, store, 0])).value
@@ -203,7 +211,8 @@ class RegistryBeats:
             await self._list(run, beaten)
         if beaten.is_signed:
             self._is_signed = True
-        if self._is_outdated or beaten.floor > self._horizon:
+        # Not sooner: until all have signed, another node may believe the run before, and stamp there what it changes.
+        if beaten.is_complete and (self._is_outdated or beaten.floor > self._horizon):
             await self._begin_anew(beaten.sequence)
         self._believe(beaten, began + LEASE_SECONDS)
         return beaten.swept
@@ -295,8 +304,12 @@ class RegistryBeats:
                 _log.warning("the journal cannot be compared with the registry", error=str(error))
 
     async def _put_all(self, run: str) -> None:
-        """Claim all pending writes of the journal whose keys have no claim."""
+        """Claim all pending writes of the journal whose keys have no claim; later claims get higher numbers."""
         place = 0
+        if self._journal is not None:
+            answer = await self._link.ask(question("above", "", [self._journal.highest_order()]))
+            if answer.run != run:
+                raise RegistryAway("the primary is another one than a moment ago")
         while self._journal is not None:
             claims, place = self._journal.page(place, PAGE)
             if not claims:
@@ -318,8 +331,8 @@ class RegistryBeats:
             ]
             for begin in range(0, len(page), PAGE):
                 some = page[begin : begin + PAGE]
-                for claim in self._journal.over(some) if self._journal is not None else some:
-                    missing[claim] = self._missing_at.get(claim, now)
+                pending = self._pending(some)
+                missing |= {one: self._missing_at.get(one, now) for one in some if one.key not in pending}
                 await asyncio.sleep(0)
             if len(page) < ROWS_MAX:
                 break
@@ -333,10 +346,10 @@ class RegistryBeats:
     async def _keep_settling(self) -> None:
         while True:
             await self._has_unsettled.wait()
-            claims = list(self._unsettled)[:ROWS_MAX]
+            claims = list(islice(self._unsettled, PAGE))
             try:
-                await self._send("settle", claims, self._run)
-            except RegistryAway:
+                await self._settle(claims, self._run)
+            except ForebayError:  # Redis is away, or the journal cannot be read
                 await self._clock.sleep(BEAT_SECONDS)
                 continue
             for claim in claims:
@@ -344,11 +357,30 @@ class RegistryBeats:
             if not self._unsettled:
                 self._has_unsettled.clear()
 
-    async def _send(self, verb: str, claims: Sequence[Claim], run: str) -> None:
-        """Put or settle claims. Raise RegistryAway if that went to another run."""
+    async def _settle(self, claims: Sequence[Claim], run: str) -> None:
+        """Settle the claims of keys that have nothing pending; pass the others to the last pending write of their key.
+
+        Two writes of a key may be committed in the other order than they claimed it. The claim names the write that
+        was committed first, and the other one is pending still when the bucket has that.
+        """
+        pending = self._pending(claims)
+        over = [one for one in claims if one.key not in pending]
+        await self._send("pass", [one for one in claims if one.key in pending], run, pending)
+        await self._send("settle", over, run)
+        late = self._pending(over)  # their writes were committed while Redis settled their keys
+        await self._send("put", [Claim(*one) for one in late.items()], run)
+
+    def _pending(self, claims: Sequence[Claim]) -> Mapping[ObjectKey, str]:
+        return self._journal.last([one.key for one in claims]) if self._journal is not None else {}
+
+    async def _send(
+        self, verb: str, claims: Sequence[Claim], run: str, successors: Mapping[ObjectKey, str] | None = None
+    ) -> None:
+        """Put, settle or pass claims. Raise RegistryAway if that went to another run."""
         by_bucket: dict[str, list[str | bytes]] = {}
         for claim in claims:
-            by_bucket.setdefault(claim.key.bucket, []).extend((key_bytes(claim.key.key), claim.token))
+            words = by_bucket.setdefault(claim.key.bucket, [])
+            words += (key_bytes(claim.key.key), claim.token, *([successors[claim.key]] if successors else []))
         asked = [self._link.ask(question(verb, bucket, words)) for bucket, words in by_bucket.items()]
         for answer in await asyncio.gather(*asked):
             if answer.run != run:

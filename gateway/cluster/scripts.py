@@ -3,12 +3,14 @@
 All keys begin with `{fb:<cluster>}`:
 
     q            the last sequence number                 f            stamps up to this number may be gone
+    l            stores that may have something pending
     e:<bucket>   key → "stamp claim token store"          k:<bucket>   the same keys, in S3's order
     t            "bucket NUL key" → its stamp             s:<store>    "bucket NUL key" of what the store has pending
     n            node → what it says of itself            v            the version of the members
     p            node → the version in which that came    o            living node → the version that it keeps to
     a            living node → ms of its last beat        d            other node → ms at which its lease ran out
     w            nodes that acknowledge writes            h            living node → its horizon
+    i            any bytes, for as long as nobody empties the server
     r, b         the run, and ms of its first beat        g, c         nodes that have signed the run; all have
 
 A stamp or claim is a sequence number, 0: none. A token names the write that claimed the key last, and behind a `#` the
@@ -86,6 +88,7 @@ local fb, own, answers, at = KEYS[1], ARGV[1], {}, 2
     + """
 local function claim(bucket, key, token, sequence)
   local stamp, before = read(bucket, key)
+  redis.call('SADD', fb .. 'l', own)
   redis.call('ZADD', fb .. 's:' .. own, 0, bucket .. '\\0' .. key)
   return write(bucket, key, stamp, before ~= '0' and before or sequence, token .. '#' .. sequence, own)
 end
@@ -115,17 +118,27 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   return found
 end
 function verbs.put(bucket, first, last)  -- what nobody has claimed
+  redis.call('SADD', fb .. 'l', own)
   for i = first, last, 2 do
     local _, _, _, store = read(bucket, ARGV[i])
     if store == '' then claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q')) end
   end
   return 0
 end
+local function is_claimed(bucket, key, token)
+  local _, _, last, store = read(bucket, key)
+  return store == own and (last == token or string.match(last, '^(.*)#') == token)
+end
 function verbs.settle(bucket, first, last)
   for i = first, last, 2 do
-    local _, _, token, store = read(bucket, ARGV[i])
-    if store == own and (token == ARGV[i + 1] or string.match(token, '^(.*)#') == ARGV[i + 1]) then
-      unclaim(own, bucket, ARGV[i])
+    if is_claimed(bucket, ARGV[i], ARGV[i + 1]) then unclaim(own, bucket, ARGV[i]) end
+  end
+  return 0
+end
+function verbs.pass(bucket, first, last)  -- the claim of a key from one write to another
+  for i = first, last, 3 do
+    if is_claimed(bucket, ARGV[i], ARGV[i + 1]) then
+      claim(bucket, ARGV[i], ARGV[i + 2], redis.call('INCR', fb .. 'q'))
     end
   end
   return 0
@@ -143,6 +156,23 @@ function verbs.own(_, first)  -- behind, at most
     found[i] = {bucket, key, ({read(bucket, key)})[3]}
   end
   return found
+end
+function verbs.holders(_, first)  -- from, to before
+  local found = {}
+  for _, store in ipairs(redis.call('SMEMBERS', fb .. 'l')) do
+    local name = fb .. 's:' .. store
+    if redis.call('EXISTS', name) == 0 then
+      redis.call('SREM', fb .. 'l', store)
+    elseif store ~= own and redis.call('ZLEXCOUNT', name, ARGV[first], ARGV[first + 1]) > 0 then
+      found[#found + 1] = store
+    end
+  end
+  table.sort(found)
+  return found
+end
+function verbs.above(_, first)  -- later numbers are higher than this one
+  if tonumber(ARGV[first]) > number('q') then redis.call('SET', fb .. 'q', ARGV[first]) end
+  return 0
 end
 while at <= #ARGV do
   local verb, bucket, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
@@ -169,6 +199,12 @@ local function count_up() return redis.call('INCR', fb .. 'v') end
 if redis.call('GET', fb .. 'r') ~= run then
   redis.call('DEL', fb .. 'g', fb .. 'c', fb .. 'h', fb .. 'o')
   redis.call('MSET', fb .. 'r', run, fb .. 'b', now)
+end
+if number('b') > now then redis.call('SET', fb .. 'b', now) end  -- the clock was set back
+for _, name in ipairs({'a', 'd'}) do
+  for _, other in ipairs(redis.call('ZRANGE', fb .. name, '(' .. now, '+inf', 'BYSCORE')) do
+    redis.call('ZADD', fb .. name, now, other)
+  end
 end
 for i = 12, #ARGV, 2 do  -- members that acknowledge, as the node knew them under another run
   if redis.call('HSETNX', fb .. 'n', ARGV[i], ARGV[i + 1]) == 1 then
@@ -273,6 +309,11 @@ def question(verb: str, bucket: str, words: Sequence[Word]) -> list[Word]:
 def rows_question(bucket: str, start: bytes, stop: bytes | None) -> list[Word]:
     """Ask for the entries from `start` on and before `stop`; None: to the end. ROWS_MAX at most."""
     return question("rows", bucket, [b"[" + start, b"+" if stop is None else b"(" + stop, ROWS_MAX])
+
+
+def holders_question(bucket: str, start: bytes, stop: bytes) -> list[Word]:
+    """Ask which other stores have something pending in [start, stop) of a bucket."""
+    return question("holders", "", [b"[%s\0%s" % (bucket.encode(), start), b"(%s\0%s" % (bucket.encode(), stop)])
 
 
 def own_question(behind: tuple[bytes, bytes] | None) -> list[Word]:

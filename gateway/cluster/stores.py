@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from gateway.policy.slots import Slot
 from gateway.telemetry.logs import RateLimitedLog
 
 ANSWER_BYTES_MAX: Final = 4 * 1024**2
+ASKED_AT_ONCE: Final = 32
+
 SECONDS_MAX: Final = 5.0
 """Seconds in which a node must answer a question about its buffer."""
 
@@ -52,6 +55,10 @@ class PeerStores:
 
     def is_known(self, store: str) -> bool:
         return any(one.store == store for one in self.others())
+
+    def name_of(self, store: str) -> str:
+        """As `Stores.name_of`."""
+        return next((one.name for one in self.others() if one.store == store), store)
 
     async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
         """As `Stores.send`."""
@@ -92,16 +99,16 @@ class PeerStores:
             async with asyncio.timeout(SECONDS_MAX):
                 answer = await self.peers.ask(address, request)
                 if answer is None:
-                    raise RegistryAway(f"the node at {address} does not answer")
+                    raise RegistryAway(f"{self._called(address)} does not answer")
                 async with answer:
                     content = await answer.read(ANSWER_BYTES_MAX)
                 if answer.status != 200:
-                    raise RegistryAway(f"the node at {address} answers {answer.status}")
+                    raise RegistryAway(f"{self._called(address)} answers {answer.status}")
                 if peer.chunk_checksums(content) != answer.checksums:
-                    raise RegistryAway(f"the answer of the node at {address} came damaged")
+                    raise RegistryAway(f"the answer of {self._called(address)} came damaged")
                 return StoreAnswer.model_validate_json(content)
         except (TimeoutError, OriginBodyError, ValueError) as error:
-            raise RegistryAway(f"the node at {address} gives no answer: {error}") from error
+            raise RegistryAway(f"{self._called(address)} gives no answer: {error}") from error
 
     async def forget(self, bucket: str, keys: Sequence[str]) -> None:
         """As `Stores.forget`."""
@@ -115,29 +122,74 @@ class PeerStores:
                 elif isinstance(answer, BaseException):
                     raise answer
 
-    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
+    async def uploads(self, bucket: str, prefix: str, start: str) -> tuple[Sequence[StoreUpload], str | None]:
         """As `Stores.uploads`."""
-        answers = await self.ask_all(StoreQuestion(verb="uploads", bucket=bucket, keys=(prefix,)))
-        return [upload for answer in answers for upload in answer.uploads]
+        answers = await self.ask_all(StoreQuestion(verb="uploads", bucket=bucket, keys=(prefix, start)))
+        ends = [answer.end for answer in answers if answer.end is not None]
+        return [upload for answer in answers for upload in answer.uploads], min(ends, default=None, key=str.encode)
+
+    async def at_origin(self, bucket: str, keys: Sequence[str]) -> frozenset[str]:
+        """As `Stores.at_origin`."""
+        found = set[str]()
+        for first in range(0, len(keys), KEYS_MAX):
+            some = tuple(keys[first : first + KEYS_MAX])
+            answers = await self.ask_all(StoreQuestion(verb="at-origin", bucket=bucket, keys=some))
+            found.update(name for answer in answers for name in answer.names)
+        return frozenset(found)
 
     async def ask_all(self, question: StoreQuestion) -> list[StoreAnswer]:
         """Return the answers of all other members, and of those that only others know. RegistryAway: one is missing."""
-        asked, told = dict[str, StoreAnswer](), set[str]()
-        while addresses := ({one.address for one in self.others()} | told) - asked.keys():
-            question = question.model_copy(update={"members": _digest(self._addresses() | told)})
-            answers = await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in addresses))
-            asked |= zip(addresses, answers, strict=True)
-            told |= {address for answer in answers for address in answer.members}
+        found = list[StoreAnswer]()
+        for _, answer in await self.ask_each(lambda _: question, at_once=sys.maxsize):
+            if isinstance(answer, RegistryAway):
+                raise answer
+            found.append(answer)
+        return found
+
+    async def ask_each(
+        self, question_for: Callable[[str], StoreQuestion | None], *, at_once: int = ASKED_AT_ONCE
+    ) -> list[tuple[Member, StoreAnswer | RegistryAway]]:
+        """Ask all other members, and those that only others know; return the answers, or why there is none.
+
+        `question_for` returns the question for an address; None: it is not asked.
+        """
+        asked, known = dict[str, StoreAnswer | RegistryAway | None](), dict[str, Member]()
+        told = set[str]()
+        while True:
+            known |= {one.address: one for one in self.others()}
+            addresses = sorted((known.keys() | told) - asked.keys())[:at_once]
+            if not addresses:
+                break
+            digest = _digest(self._addresses() | told)
+            questions = {one: question for one in addresses if (question := question_for(one)) is not None}
+            asking = (
+                self.ask(one, peer.ANY_STORE, question.model_copy(update={"members": digest}))
+                for one, question in questions.items()
+            )
+            answers = dict(zip(questions, await asyncio.gather(*asking, return_exceptions=True), strict=True))
+            for address in addresses:
+                answer = answers.get(address)
+                if not isinstance(answer, StoreAnswer | RegistryAway | None):
+                    raise answer
+                asked[address] = answer
+                told |= set(answer.members) if isinstance(answer, StoreAnswer) else set()
             own = self.view().me
             told -= {own.address} if own is not None else set()
-        strangers = told - {one.address for one in self.view().members}
-        self._strangers |= {one: Member(one, one, store=asked[one].store) for one in strangers}
-        return list(asked.values())
+        for address in told - {one.address for one in self.view().members}:
+            answer = asked[address]
+            known[address] = Member(address, address, store=answer.store if isinstance(answer, StoreAnswer) else "")
+            if isinstance(answer, StoreAnswer):
+                self._strangers[address] = known[address]
+        return [(known[one], answer) for one, answer in asked.items() if answer is not None]
 
     def members(self) -> tuple[str, Sequence[str]]:
         """As `Stores.members`."""
         addresses = self._addresses()
         return _digest(addresses), sorted(addresses)
+
+    def _called(self, address: str) -> str:
+        name = next((one.name for one in self.others() if one.address == address), address)
+        return f"the node at {address}" if name == address else f"the node {name} at {address}"
 
     def _addresses(self) -> set[str]:
         return {one.address for one in self.view().members} | self._strangers.keys()
@@ -146,7 +198,7 @@ class PeerStores:
         for member in self.others():
             if member.store == store:
                 return member
-        raise RegistryAway("no member of the cluster has that buffer")
+        raise RegistryAway(f"no member of the cluster has the buffer {store}")
 
     def _addressed(self, store: str, bucket: str) -> dict[str, str]:
         home = peer.home_digest(self.homes.of(bucket))
@@ -176,7 +228,12 @@ class AskAll:
         last = [answer.names[-1].encode() for answer in answers if len(answer.names) == KEYS_MAX]
         end = min(last, default=None)
         rows = [(name, found[name]) for name in sorted(found) if end is None or name <= end]
-        return KnownKeys(rows, end + b"\0" if end is not None else None)
+        return KnownKeys(rows, end + b"\0" if end is not None else None, has_changes=False)
+
+    async def holders(self, bucket: str, start: bytes, stop: bytes) -> Sequence[str]:
+        places = (start.decode("latin-1"), stop.decode("latin-1"))
+        answers = await self._stores.ask_all(StoreQuestion(verb="names", bucket=bucket, keys=places))
+        return [answer.store for answer in answers if answer.names]
 
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         known = await self.look(keys)

@@ -35,6 +35,11 @@ class SwitchedRegistry:
             return await self._redis.rows(bucket, start, stop)
         return await self._ask_all.rows(bucket, start, stop)
 
+    async def holders(self, bucket: str, start: bytes, stop: bytes) -> Sequence[str]:
+        with suppress(RegistryAway):
+            return await self._redis.holders(bucket, start, stop)
+        return await self._ask_all.holders(bucket, start, stop)
+
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         with suppress(RegistryAway):
             return await self._redis.begin(keys)

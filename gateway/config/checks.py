@@ -13,10 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.config.azure_checks import azure_problems
 from gateway.config.cluster_checks import cluster_problems, not_among_members
 from gateway.config.defaults import aws_endpoint_url, aws_endpoint_variable
-from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
-from gateway.config.fields import is_loopback, valid_endpoint_url
+from gateway.config.directory_checks import directory_problems
+from gateway.config.entries import (
+    BucketSettings,
+    EventSourceSettings,
+    OriginCredentialSettings,
+    ReplicaSettings,
+    SlotSettings,
+)
+from gateway.config.fields import azure_url, is_loopback, is_s3, origin_url, valid_endpoint_url
 from gateway.config.problems import Hidden, shown
 from gateway.config.settings import OriginSettings, Settings
 from gateway.config.slot_checks import (
@@ -48,6 +56,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _named_origin_credentials,
         _buckets,
         _references_to_origin_credentials,
+        _event_sources,
         _log_files,
         _tracing,
         _capacity,
@@ -58,6 +67,8 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         index_problems,
         buffer_problems,
         cluster_problems,
+        directory_problems,
+        azure_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
     if any(problem.key.endswith("endpoint_url") for problem in problems):
@@ -119,7 +130,7 @@ def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
     """Check the endpoint, which may come from an AWS variable; the file's value was checked when it was read."""
     yield from _certificates("origin.ca_bundle", settings.origin.ca_bundle)
     try:
-        valid_endpoint_url(settings.origin.endpoint_url)
+        origin_url(settings.origin.endpoint_url)
     except ValueError as error:
         url = settings.origin.endpoint_url
         yield ConfigError("origin.endpoint_url", shown("origin.endpoint_url", url), str(error))
@@ -193,14 +204,33 @@ def _buckets(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(f"buckets[{i}].name", bucket.name, "another of [[buckets]] has this name")
         seen.add(bucket.name)
         yield from _certificates(f"buckets[{i}].ca_bundle", bucket.ca_bundle)
+        for j, one in enumerate(bucket.replicas):
+            key = f"buckets[{i}].replicas[{j}]"
+            yield from _certificates(f"{key}.ca_bundle", one.ca_bundle)
+            if not is_s3(bucket.endpoint_url):
+                yield ConfigError(key, one.endpoint_url, "remove this: only a bucket at an S3 has replicas")
+            elif (one.endpoint_url, one.name) == (bucket.endpoint_url, bucket.name):
+                yield ConfigError(f"{key}.endpoint_url", one.endpoint_url, "another place than the bucket's own")
+
+
+def _event_sources(settings: Settings) -> Iterator[ConfigError]:
+    seen: set[str] = set()
+    for i, one in enumerate(settings.event_sources):
+        if one.queue_url in seen:
+            yield ConfigError(f"event_sources[{i}].queue_url", one.queue_url, "another event source has this queue")
+        seen.add(one.queue_url)
+        if one.canary is not None and not one.canary.bucket:
+            yield ConfigError(f"event_sources[{i}].canary", str(one.canary), "a prefix that names a bucket")
 
 
 def _references_to_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
     names = {one.name for one in settings.origin_credentials}
-    tables: tuple[tuple[str, Sequence[BucketSettings | SlotSettings]], ...] = (
+    tables: list[tuple[str, Sequence[BucketSettings | EventSourceSettings | ReplicaSettings | SlotSettings]]] = [
         ("buckets", settings.buckets),
         ("slots", settings.slots),
-    )
+        ("event_sources", settings.event_sources),
+        *((f"buckets[{i}].replicas", bucket.replicas) for i, bucket in enumerate(settings.buckets)),
+    ]
     for table, entries in tables:
         for i, one in enumerate(entries):
             if one.origin_credentials is not None and one.origin_credentials not in names:
@@ -380,8 +410,9 @@ def not_private(settings: Settings) -> list[str]:
         "origin.secret_access_key_file": settings.origin.secret_access_key_file,
         "admin.token_file": settings.admin.token_file,
         "cluster.secret_file": settings.cluster.secret_file.path if settings.cluster is not None else None,
-        "cluster.redis_password_file": settings.cluster.redis_password_file if settings.cluster is not None else None,
     }
+    for name in ("redis_password_file", "sentinel_password_file") if settings.cluster is not None else ():
+        files[f"cluster.{name}"] = getattr(settings.cluster, name)
     for table in ("credentials", "origin_credentials"):
         of_table = enumerate(getattr(settings, table))
         files |= {f"{table}[{i}].secret_access_key_file": one.secret_access_key_file for i, one in of_table}
@@ -398,12 +429,14 @@ def not_private(settings: Settings) -> list[str]:
 def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> ConfigError | None:
     """Report a gateway that is its own origin: it would forward every request to itself."""
     for i, bucket in enumerate(settings.buckets):
-        if bucket.endpoint_url != settings.origin.endpoint_url and _is_own_address(settings, bucket.endpoint_url):
-            return ConfigError(
-                f"buckets[{i}].endpoint_url",
-                bucket.endpoint_url,
-                "this is the gateway's own address: name where the bucket is",
-            )
+        homes = {f"buckets[{i}].replicas[{j}]": one.endpoint_url for j, one in enumerate(bucket.replicas)}
+        if bucket.endpoint_url != settings.origin.endpoint_url:
+            homes[f"buckets[{i}]"] = bucket.endpoint_url
+        for key, url in homes.items():
+            if _is_own_address(settings, url):
+                return ConfigError(
+                    f"{key}.endpoint_url", url, "this is the gateway's own address: name where the bucket is"
+                )
     for i, one in enumerate(settings.origin_credentials):
         if one.sts_endpoint_url and _is_own_address(settings, one.sts_endpoint_url):
             return ConfigError(
@@ -424,7 +457,7 @@ def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> C
 
 
 def _is_own_address(settings: Settings, endpoint_url: str) -> bool:
-    parts = urlsplit(endpoint_url)
+    parts = urlsplit(azure_url(endpoint_url) or endpoint_url)
     port = parts.port if parts.port is not None else {"https": 443}.get(parts.scheme, 80)
     ours = [one.host for one in (settings.server, settings.admin) if one.port == port]
     return bool(parts.hostname) and any(_reaches(parts.hostname or "", host) for host in ours)

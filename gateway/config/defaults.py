@@ -173,7 +173,21 @@ def _bucket(bucket: BucketSettings, origin: OriginSettings) -> BucketSettings:
             "endpoint_url": bucket.endpoint_url or (_aws(region) if is_aws else origin.endpoint_url),
             "region": region,
             "addressing_style": bucket.addressing_style or origin.addressing_style,
+            "datanodes": bucket.datanodes or ([] if bucket.endpoint_url else origin.datanodes),
+            "dialect": bucket.dialect or ("auto" if bucket.endpoint_url else origin.dialect),
             "ca_bundle": bucket.ca_bundle or (None if bucket.endpoint_url else origin.ca_bundle),
+            "replicas": [
+                one.model_copy(
+                    update={
+                        "name": one.name or bucket.name,
+                        "region": one.region or region,
+                        "addressing_style": one.addressing_style or origin.addressing_style,
+                        "dialect": one.dialect or "auto",
+                        "origin_credentials": one.origin_credentials or bucket.origin_credentials,
+                    }
+                )
+                for one in bucket.replicas
+            ],
         }
     )
 

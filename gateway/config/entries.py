@@ -10,14 +10,19 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
+    AZURE_FORM,
+    DIALECT_NAMES,
     BandwidthBytesPerSecond,
     CheckpointPatternText,
+    DialectName,
     DurationSeconds,
+    HostPattern,
     PemFileSetting,
     S3ObjectUrl,
     S3Prefix,
     Section,
     SizeBytes,
+    origin_url,
     power_of_two,
     setting,
     valid_endpoint_url,
@@ -202,6 +207,49 @@ class OriginCredentialSettings(Section):
     )
 
 
+class ReplicaSettings(Section):
+    """A copy of a bucket nearby, kept by others. Forebay reads bytes there by the ETags that the source names."""
+
+    name: str = setting(
+        "",
+        "Name of the bucket there. Omitted: the source's.",
+        allowed="a bucket name",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,254})?$",
+    )
+    endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
+        help="Where the replica is.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query",
+        min_length=1,
+    )
+    region: str = setting(
+        "",
+        "Region that requests are signed for. Omitted: the bucket's.",
+        allowed="a region name such as eu-central-1",
+        pattern=r"^[A-Za-z0-9-]*$",
+    )
+    addressing_style: Literal["auto", "path", "virtual"] | None = setting(
+        None,
+        "Bucket in the path or in the host name. Omitted: origin.addressing_style.",
+        allowed="auto, path or virtual",
+    )
+    dialect: DialectName | None = setting(
+        None,
+        "How the replica's home differs from S3. Omitted: auto.",
+        allowed=DIALECT_NAMES,
+    )
+    ca_bundle: PemFileSetting | None = setting(
+        None,
+        "PEM certificates that Forebay trusts for the replica. Omitted: the system's.",
+        allowed="a readable file",
+    )
+    origin_credentials: str | None = setting(
+        None,
+        "Which of [[origin_credentials]] signs requests to the replica. Omitted: what signs those to the bucket.",
+        allowed="the name of one of [[origin_credentials]]",
+        pattern=NAME,
+    )
+
+
 class BucketSettings(Section):
     """A bucket that differs from `[origin]`: by where it is, or by the key with which the gateway signs."""
 
@@ -210,10 +258,12 @@ class BucketSettings(Section):
         allowed="a bucket name, unique",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$",
     )
-    endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
+    endpoint_url: Annotated[str, AfterValidator(origin_url)] = setting(
         "",
-        "The bucket's home. Omitted: origin.endpoint_url; if that is AWS's own, AWS's endpoint for the region.",
-        allowed="http://host[:port] or https://host[:port], without user, path or query",
+        "The bucket's home. Omitted: origin.endpoint_url; if that is AWS's own, AWS's endpoint for the region. With "
+        "file:///mnt/nas, the bucket is the directory /mnt/nas/NAME. With azure://…, it is a container.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query; file:///path of a "
+        f"directory; webhdfs://[user@]host:port[/path]; or {AZURE_FORM}",
     )
     region: str = setting(
         "",
@@ -226,6 +276,16 @@ class BucketSettings(Section):
         "Bucket in the path or in the host name. Omitted: origin.addressing_style.",
         allowed="auto, path or virtual",
     )
+    dialect: DialectName | None = setting(
+        None,
+        "How the bucket's home differs from S3. Omitted: origin.dialect; with an endpoint_url, auto.",
+        allowed=DIALECT_NAMES,
+    )
+    datanodes: list[HostPattern] = setting(
+        [],
+        "Hosts to which a webhdfs:// namenode may send reads. Empty: the namenode's own host, and those of its domain.",
+        allowed="host names or addresses, or *.domain",
+    )
     ca_bundle: PemFileSetting | None = setting(
         None,
         "PEM certificates that Forebay trusts for the bucket's home. Omitted: origin.ca_bundle; with an endpoint_url, "
@@ -237,6 +297,44 @@ class BucketSettings(Section):
         "Which of [[origin_credentials]] signs requests to the bucket. Omitted: the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
         pattern=NAME,
+    )
+    replicas: list[ReplicaSettings] = setting(
+        [],
+        "Copies of the bucket that are nearer, the nearest first: tables [[buckets.replicas]], below.",
+        allowed="up to 4 tables; the bucket's home must be an S3",
+        max_length=4,
+    )
+
+
+class EventSourceSettings(Section):
+    """A queue with the events of buckets. This node reads it, and forgets what they name."""
+
+    type: Literal["sqs"] = setting("sqs", "What it is.", allowed="sqs")
+    queue_url: str = setting(
+        help="The queue. Each node needs one of its own, or one node of a cluster reads it.",
+        allowed="https://host/account/queue",
+        pattern=r"^https?://[^/?#@\s]+/[^?#\s]*[^/?#\s]$",
+    )
+    region: str = setting(
+        "",
+        "Region that requests are signed for. Omitted: the one in queue_url, else origin.region.",
+        allowed="a region name such as eu-central-1",
+        pattern=r"^[A-Za-z0-9-]*$",
+    )
+    origin_credentials: str | None = setting(
+        None,
+        "Which of [[origin_credentials]] signs requests to the queue. Omitted: the key of [origin].",
+        allowed="the name of one of [[origin_credentials]]",
+        pattern=NAME,
+    )
+    canary: S3Prefix | None = setting(
+        None,
+        "Forebay writes an object under this prefix once in canary_window, and waits for its event. Omitted: nobody "
+        "knows whether events come.",
+        allowed="s3://bucket/ or s3://bucket/prefix; one whose events go to the queue, and that no job lists",
+    )
+    canary_window_seconds: DurationSeconds = setting(
+        "60s", "If the canary's event does not come back in this time, the feed counts as dead.", allowed="1s to 1h"
     )
 
 
@@ -258,6 +356,12 @@ class SlotSettings(Section):
         "slot around it (with a shorter prefix), of the bucket, or the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
         pattern=NAME,
+    )
+    prefer: Literal["replica", "source"] = setting(
+        "replica",
+        "Where Forebay reads bytes of a bucket with [[buckets.replicas]] first. `source`: no replica is asked, for "
+        "objects that are read right after others have written them.",
+        allowed="replica or source",
     )
     mode: Literal["read-only", "read-write"] = setting(
         "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"
@@ -444,7 +548,8 @@ class SlotSettings(Section):
         "checked",
         "Whether markers that name files wait until the bucket has each of these, also those of other nodes. "
         "`checked`: PyTorch's .metadata, *.index.json, DeepSpeed's latest and Megatron's "
-        "latest_checkpointed_iteration.txt do. `in-order`: they wait only for what this node acknowledged before them.",
+        "latest_checkpointed_iteration.txt do. `in-order`: they wait only for what was acknowledged before them, "
+        "here or on nodes of the same cluster.",
         allowed="checked or in-order; needs write = back",
     )
     etag: Literal["bucket", "local"] = setting(

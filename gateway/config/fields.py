@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -163,6 +165,92 @@ def valid_endpoint_url(value: str) -> str:
     return value.rstrip("/")
 
 
+FILE_SCHEME = "file://"
+
+
+_WEBHDFS = re.compile(
+    r"s?webhdfs://(?:[A-Za-z_][\w.-]*\$?@)?(?:\[[0-9a-f:.]+\]|[^/?#@:\s\[\]]+):\d{1,5}(?:/[^/?#%:\s]+)*/?"
+)
+
+
+_AZURE = re.compile(r"azure(\+http)?(://(?:\[[0-9A-Fa-f:.]+\]|[^/?#@:\s\[\]]+)(?::\d{1,5})?(?:/[a-z0-9]{3,24})?)/?")
+
+AZURE_FORM = (
+    "azure://ACCOUNT.blob.core.windows.net, or azure+http://host[:port]/ACCOUNT without TLS, such as Azurite's "
+    "azure+http://127.0.0.1:10000/devstoreaccount1"
+)
+
+
+def azure_url(endpoint_url: str) -> str | None:
+    """Return where an Azure Blob service answers HTTP; None: it is none."""
+    found = _AZURE.fullmatch(endpoint_url)
+    return f"http{'' if found[1] else 's'}{found[2]}" if found is not None else None
+
+
+def origin_url(value: str) -> str:
+    """As `valid_endpoint_url`; or a directory, HDFS or Azure Blob: `file:///mnt/nas`, `webhdfs://…`, `azure://…`."""
+    if value.startswith(("webhdfs:", "swebhdfs:")):
+        if _WEBHDFS.fullmatch(value) is None or any(name in (".", "..") for name in value.split("/")):
+            raise ValueError(
+                "webhdfs://[user@]host:port[/path] or swebhdfs://, without query and without % in the path"
+            )
+        return value.rstrip("/")
+    if value.startswith("azure"):
+        found = urlsplit(azure_url(value) or "")
+        if not found.hostname or not _has_port(found):
+            raise ValueError(AZURE_FORM)
+        return value.rstrip("/")
+    if not value.startswith("file:"):
+        return valid_endpoint_url(value)
+    path = value.removeprefix(FILE_SCHEME)
+    names = path.removesuffix("/").split("/")
+    is_plain = names[0] == "" and len(names) > 1 and not any(name in ("", ".", "..") for name in names[1:])
+    if not value.startswith(FILE_SCHEME) or not is_plain or re.search(r"[%?#\0]", path):
+        raise ValueError("file:///path of a directory: absolute, without . or .. and without %, ? and #")
+    return value.rstrip("/")
+
+
+def _has_port(url: SplitResult) -> bool:
+    try:
+        return url.port != 0
+    except ValueError:
+        return False
+
+
+def directory_of(endpoint_url: str) -> Path | None:
+    """Return the directory that an origin is; None: it is an S3."""
+    return Path(endpoint_url.removeprefix(FILE_SCHEME)) if endpoint_url.startswith(FILE_SCHEME) else None
+
+
+_SOCKET_PATH_BYTES_MAX = 107
+"""Limit of the kernel (unix(7))."""
+
+
+def socket_path(value: Path) -> Path:
+    if not value.is_absolute() or len(os.fsencode(value)) > _SOCKET_PATH_BYTES_MAX:
+        raise ValueError("an absolute path of at most 107 bytes")
+    return value
+
+
+def is_webhdfs(endpoint_url: str) -> bool:
+    return endpoint_url.startswith(("webhdfs://", "swebhdfs://"))
+
+
+def is_store(endpoint_url: str) -> bool:
+    """Return whether an origin is no S3: nothing is signed there."""
+    return directory_of(endpoint_url) is not None or is_webhdfs(endpoint_url)
+
+
+def is_s3(endpoint_url: str) -> bool:
+    return not is_store(endpoint_url) and azure_url(endpoint_url) is None
+
+
+def _host_pattern(value: str) -> str:
+    if not re.fullmatch(r"(?:\*\.)?[a-z0-9](?:[a-z0-9.:-]*[a-z0-9])?", value):
+        raise ValueError("a host name or address in lower case, or *.domain")
+    return value
+
+
 def checkpoint_pattern(value: str) -> str:
     """`built-in`, or a pattern of keys (checkpoint_patterns.py)."""
     try:
@@ -173,6 +261,11 @@ def checkpoint_pattern(value: str) -> str:
     return value
 
 
+DialectName = Literal["auto", "s3", "b2", "bos", "cos", "gcs", "obs", "oss", "r2", "tos"]
+DIALECT_NAMES = "auto, s3, b2, bos, cos, gcs, obs, oss, r2 or tos"
+SocketPath = Annotated[Path, AfterValidator(socket_path)]
+
+HostPattern = Annotated[str, AfterValidator(_host_pattern)]
 HostName = Annotated[str, AfterValidator(host_name)]
 S3Prefix = Annotated[Prefix, PlainValidator(s3_prefix), PlainSerializer(str)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]

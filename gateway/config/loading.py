@@ -19,7 +19,7 @@ from pydantic import SecretStr, ValidationError
 
 from gateway.config.checks import check, warnings_of
 from gateway.config.defaults import aws_endpoint_variable, complete
-from gateway.config.entries import CredentialSettings
+from gateway.config.entries import BucketSettings, CredentialSettings, ReplicaSettings
 from gateway.config.fields import Section
 from gateway.config.problems import (
     Hidden,
@@ -291,7 +291,8 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     origin, server, admin = settings.origin, settings.server, settings.admin
     known = dict[Path, PemFile]()
     if running is not None:
-        bundles = (running.origin.ca_bundle, *(bucket.ca_bundle for bucket in running.buckets))
+        of_replicas = [one.ca_bundle for bucket in running.buckets for one in bucket.replicas]
+        bundles = (running.origin.ca_bundle, *(bucket.ca_bundle for bucket in running.buckets), *of_replicas)
         known = {bundle.path: bundle for bundle in bundles if bundle is not None}
     pem = {"certificate_file": _content(server.certificate_file), "key_file": _content(server.key_file)}
 
@@ -304,10 +305,13 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     credentials = [with_secret(f"credentials[{i}]", one) for i, one in enumerate(settings.credentials)]
     origin, admin = with_secret("origin", origin), with_secret("admin", admin, "token")
     trusted = _content(origin.ca_bundle, known)
-    buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
+    buckets = [
+        _trusting(one, known).model_copy(update={"replicas": [_trusting(copy, known) for copy in one.replicas]})
+        for one in settings.buckets
+    ]
     cluster = settings.cluster
     if cluster is not None:
-        cluster = with_secret("cluster", cluster, "redis_password")
+        cluster = with_secret("cluster", with_secret("cluster", cluster, "redis_password"), "sentinel_password")
         cluster = cluster.model_copy(update={"secret_file": _content(cluster.secret_file)})
     problems += _missing_secrets(credentials, problems)
     if problems:
@@ -323,6 +327,13 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
             "origin_credentials": origin_credentials,
         }
     )
+
+
+HomeT = TypeVar("HomeT", BucketSettings, ReplicaSettings)
+
+
+def _trusting(one: HomeT, known: Mapping[Path, PemFile]) -> HomeT:
+    return one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)})
 
 
 def _content(file: PemFile | None, known: Mapping[Path, PemFile] | None = None) -> PemFile | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.config.entries import BucketSettings
+from gateway.config.entries import BucketSettings, ReplicaSettings
 from gateway.config.loading import OVERLAY_BYTES_MAX, LoadedSettings, content_of, load_settings
 from gateway.config.problems import SettingsError
 from gateway.config.settings import OriginSettings, Settings
@@ -195,10 +195,16 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
 def _ways(settings: Settings) -> dict[str, tuple[object, ...]]:
     """Return how the buckets are reached that are not reached as the origin."""
 
-    def way(one: OriginSettings | BucketSettings) -> tuple[object, ...]:
-        return one.endpoint_url, one.region, one.addressing_style, one.ca_bundle
+    def way(one: OriginSettings | BucketSettings | ReplicaSettings) -> tuple[object, ...]:
+        return one.endpoint_url, one.region, one.addressing_style, one.dialect, one.ca_bundle
 
-    return {one.name: way(one) for one in settings.buckets if way(one) != way(settings.origin)}
+    def home(one: OriginSettings | BucketSettings) -> tuple[object, ...]:
+        return *way(one), tuple(one.datanodes)
+
+    def ways(one: BucketSettings) -> tuple[object, ...]:
+        return *home(one), *((copy.name, copy.origin_credentials, *way(copy)) for copy in one.replicas)
+
+    return {one.name: ways(one) for one in settings.buckets if ways(one) != home(settings.origin)}
 
 
 _LIVE_LISTS = frozenset({"slots", "credentials", "caller_classes", "origin_credentials", "buckets"})

@@ -95,7 +95,7 @@ def _problem(detail: ErrorDetails) -> ConfigError:
 
 def _of_another_shape(key: str, detail: ErrorDetails) -> ConfigError:
     """One table where there are several, or the other way round; or a value where a table belongs."""
-    table = str(detail["loc"][0])
+    table = ".".join(part for part in detail["loc"] if isinstance(part, str))
     if detail["type"] == "list_type":
         allowed = f"a list of tables: write [[{table}]], with both brackets, before each"
     elif len(detail["loc"]) > 1:

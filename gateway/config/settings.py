@@ -18,23 +18,30 @@ from gateway.config.entries import (
     BucketSettings,
     CallerClassSettings,
     CredentialSettings,
+    EventSourceSettings,
     OriginCredentialSettings,
     SlotSettings,
 )
 from gateway.config.fields import (
+    AZURE_FORM,
+    DIALECT_NAMES,
     PORT,
     BandwidthBytesPerSecond,
     BearerToken,
+    DialectName,
     DurationSeconds,
     HostName,
+    HostPattern,
     LinkBandwidth,
     PemFileSetting,
     Port,
     Section,
     SizeBytes,
+    SocketPath,
+    is_store,
+    origin_url,
     power_of_two,
     setting,
-    valid_endpoint_url,
 )
 from gateway.core.model import Homes
 
@@ -60,6 +67,12 @@ class ServerSettings(Section):
     )
     key_file: PemFileSetting | None = setting(
         None, "PEM private key of the certificate.", allowed="a readable file; needs certificate_file"
+    )
+    local_socket: SocketPath | None = setting(
+        None,
+        "Unix socket for local reads: clients of this machine read blocks without HTTP. Only its owner and group may "
+        "connect (0660), with a key as on the S3 port. Omitted: none.",
+        allowed="an absolute path of at most 107 bytes, in a directory that exists",
     )
     insecure: bool = setting(
         False,
@@ -122,12 +135,15 @@ class AdminSettings(Section):
 
 
 class OriginSettings(Section):
-    """The bucket's home: any S3."""
+    """The bucket's home: any S3, a directory, or Azure Blob."""
 
-    endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
+    endpoint_url: Annotated[str, AfterValidator(origin_url)] = setting(
         "",
-        "Where the origin is. Omitted: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, else AWS for the region.",
-        allowed="http://host[:port] or https://host[:port], without user, path or query",
+        "Where the origin is. Omitted: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, else AWS for the region. With "
+        "file:///mnt/nas or webhdfs://namenode:9870/data, each directory there is a bucket; with azure://…, each "
+        "container of the account.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query; file:///path of a "
+        f"directory; webhdfs://[user@]host:port[/path]; or {AZURE_FORM}",
     )
     region: str = setting(
         "",
@@ -137,8 +153,19 @@ class OriginSettings(Section):
     )
     addressing_style: Literal["auto", "path", "virtual"] = setting(
         "auto",
-        "Bucket in the path or in the host name. `auto`: virtual for amazonaws.com, path elsewhere.",
+        "Bucket in the path or in the host name. `auto`: as the dialect needs it, and virtual for amazonaws.com; else "
+        "path.",
         allowed="auto, path or virtual",
+    )
+    dialect: DialectName = setting(
+        "auto",
+        "How the origin differs from S3. `auto`: by the host of endpoint_url, else S3 as it is.",
+        allowed=DIALECT_NAMES,
+    )
+    datanodes: list[HostPattern] = setting(
+        [],
+        "Hosts to which a webhdfs:// namenode may send reads. Empty: the namenode's own host, and those of its domain.",
+        allowed="host names or addresses, or *.domain",
     )
     access_key_id: str | None = setting(
         None,
@@ -224,6 +251,11 @@ class OriginSettings(Section):
     max_attempts: int = setting(
         4, "How often Forebay tries a request that may be repeated, the first time included.", allowed="1 to 20"
     )
+
+    @property
+    def needs_key(self) -> bool:
+        """Return whether the gateway refuses to start without a key."""
+        return self.require_credentials and not is_store(self.endpoint_url)
 
 
 class CacheSettings(Section):
@@ -331,7 +363,7 @@ class ClusterSettings(Section):
 
     name: str = setting(
         help="Name of the cluster; it is the same on all nodes.",
-        allowed="letters, digits, `-`, `_`, `.`; at most 64",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64, the first a letter or a digit",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     secret_file: PemFileSetting = setting(
@@ -340,16 +372,20 @@ class ClusterSettings(Section):
         allowed="a readable file with one or two lines of at least 32 characters",
     )
     node: str = setting(
-        "", "This node's name, in `forebay cluster status`. Omitted: the name of the host.", allowed="a name"
+        "",
+        "This node's name, in `forebay cluster status`. Omitted: the name of the host.",
+        allowed="a name: at most 256 printable characters, no spaces around it",
     )
     listen: str = setting(
-        "0.0.0.0:9002", "Address and port for the other nodes: the peer port.", allowed="host:port, or [host]:port"
+        "0.0.0.0:9002",
+        "Address and port for the other nodes: the peer port.",
+        allowed="host:port, or [address]:port; ports are 1 to 65535",
     )
     advertise: str = setting(
         "",
         "Address under which the other nodes reach the peer port. Omitted: that of `listen` if it names one, else the "
         "address of the default route with its port; or this node's entry in `members`, by `node` or loopback.",
-        allowed="address:port, or [address]:port; a loopback address only if all members have one",
+        allowed="host:port, or [address]:port; no 0.0.0.0, and a loopback address only if all members have one",
     )
     members: list[str] = setting(
         [],
@@ -361,8 +397,8 @@ class ClusterSettings(Section):
         "",
         "Redis 7.0 or Valkey 7.2, or later, in which the nodes find each other, instead of in `members`; or its "
         "Sentinels. It needs `pip install 'forebay[cluster]'`.",
-        allowed="redis://host[:port][/database], rediss:// for TLS, or sentinel://host[:port],…/name[/database]; this "
-        "or members",
+        allowed="redis://host[:port][/database], or sentinel://host[:port],…/name[/database]; rediss:// or "
+        "sentinels:// for TLS; this or members",
     )
     redis_user: str | None = setting(None, "User at Redis. Omitted: the default one.", allowed="a name", min_length=1)
     redis_password: SecretStr | None = setting(
@@ -371,10 +407,19 @@ class ClusterSettings(Section):
     redis_password_file: Path | None = setting(
         None, "File that holds the password.", allowed="a readable file; this or redis_password, not both"
     )
+    sentinel_password: SecretStr | None = setting(
+        None,
+        "Password at the Sentinels, if they want one. It may be another than at Redis.",
+        allowed="a password; this or sentinel_password_file, not both",
+        min_length=1,
+    )
+    sentinel_password_file: Path | None = setting(
+        None, "File that holds the password.", allowed="a readable file; this or sentinel_password, not both"
+    )
     zone: str = setting(
         "",
         "Nodes of other zones are not asked: the bucket is asked once for each zone. Omitted: there are no zones.",
-        allowed="a name, at most 64 characters",
+        allowed="a name: at most 64 printable characters, no spaces around it",
         max_length=64,
     )
     weight: int | None = setting(
@@ -392,7 +437,7 @@ class ClusterSettings(Section):
     tls: bool = setting(
         False,
         "The peer port speaks TLS, with `server.certificate_file` and `server.key_file`. Peers are verified by "
-        "`origin.ca_bundle`, or the system's authorities. So is a `rediss://`, whatever this says.",
+        "`origin.ca_bundle`, or the system's authorities. So is what `redis` reaches by TLS, whatever this says.",
         allowed="true or false; true needs server.certificate_file",
     )
 
@@ -416,12 +461,21 @@ class Settings(Section):
     caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
     origin_credentials: list[OriginCredentialSettings] = Field(default_factory=list)
     buckets: list[BucketSettings] = Field(default_factory=list)
+    event_sources: list[EventSourceSettings] = Field(default_factory=list, max_length=16)
     slots: list[SlotSettings] = Field(default_factory=list)
 
     @property
     def homes(self) -> Homes:
         main = self.origin.endpoint_url
         return Homes(main, {one.name: one.endpoint_url for one in self.buckets if one.endpoint_url not in ("", main)})
+
+    @property
+    def block_sizes(self) -> list[tuple[str, str, int]]:
+        """Return name, prefix and block size of each slot, that of what is in no slot first."""
+        usual = self.cache.block_size_bytes
+        return [("default", "", usual)] + [
+            (one.name, str(one.prefix), one.block_size_bytes or usual) for one in self.slots
+        ]
 
 
 def settings_to_json(settings: Settings) -> bytes:
@@ -455,15 +509,24 @@ class Signer(NamedTuple):
     region: str
     credentials: str
     name: str | None
+    replica: int | None = None
+    """Which of the bucket's replicas it is; None: it is its home."""
 
     @property
     def used_by(self) -> str:
         bucket = self.prefix.removeprefix("s3://").partition("/")[0]
+        if self.replica is not None:
+            return f"replica:{bucket}/{self.replica}"
         return f"bucket:{bucket}" if self.slot is None else f"slot:{self.slot}"
+
+    @property
+    def place(self) -> str:
+        """The prefix, and whether it is a replica, in words."""
+        return self.prefix if self.replica is None else f"{self.prefix} (replica)"
 
 
 def signers(settings: Settings) -> Iterator[Signer]:
-    """Every one of `[[buckets]]`, then the slots with a key of their own."""
+    """Every one of `[[buckets]]`, each with its replicas, then the slots with a key of their own."""
     names = {
         one.name: f"{one.name} ({_way(one.access_key_id, one.profile, one.role_arn)})"
         for one in settings.origin_credentials
@@ -472,9 +535,13 @@ def signers(settings: Settings) -> Iterator[Signer]:
     regions = {bucket.name: bucket.region for bucket in settings.buckets}
     for bucket in settings.buckets:
         signed = names[bucket.origin_credentials] if bucket.origin_credentials is not None else own
+        signed = "no key" if is_store(bucket.endpoint_url) else signed
         yield Signer(
             f"s3://{bucket.name}/", None, bucket.endpoint_url, bucket.region, signed, bucket.origin_credentials
         )
+        for i, one in enumerate(bucket.replicas):
+            signed = names[one.origin_credentials] if one.origin_credentials is not None else own
+            yield Signer(f"s3://{bucket.name}/", None, one.endpoint_url, one.region, signed, one.origin_credentials, i)
     for slot in settings.slots:
         if slot.origin_credentials is not None:
             name = slot.prefix.bucket

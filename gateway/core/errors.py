@@ -131,6 +131,10 @@ class OriginBusy(OriginUnreachable):
         super().__init__(message, may_be_done=False)
 
 
+class OwnersAway(OriginError):
+    """No node that looks after a block can be asked to keep it."""
+
+
 class CredentialsUnavailable(OriginUnreachable):
     """The origin was not asked: there is no key pair to sign with now."""
 

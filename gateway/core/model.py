@@ -94,6 +94,9 @@ class Known:
     store: str | None = None
     claim: int = 0
     stamp: int | None = 0
+    order: int = 0
+    """The sequence number of this node's last claim. In a later run, no number is lower than one of a write that is
+    still pending."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,21 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Final
+from urllib.parse import urlsplit
 
 from gateway.admin.origin_check import SKEW_SECONDS_MAX, OriginChecks
 from gateway.app.node import origin_for_checks
 from gateway.config import Settings
+from gateway.config.fields import is_store
 from gateway.config.live import LiveSettings
 from gateway.core.errors import OriginBodyError, OriginError, OriginUnreachable
 from gateway.doctor import Area, Finding
 from gateway.origin.client import Origin, OriginRequest
+from gateway.origin.dialects import dialect_of
 from gateway.policy.slots import Prefix
-from gateway.s3.headers import parse_http_date
+from gateway.s3.headers import parse_http_date, unquote
 from gateway.s3.list_result import ListedEntry, listed_objects
-from gateway.s3.origin_habits import OriginHabits, refuses, shared_etags
+from gateway.s3.origin_habits import OriginHabits, makes_weak_etags, refuses, shared_etags
 from gateway.s3.xml import error_code_of
 from gateway.serve.own_credentials import find_own_key
 
@@ -77,9 +80,11 @@ class OriginProbe:
         query: Sequence[tuple[str, str | None]] = (),
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        replica: int | None = None,
     ) -> Answered:
         """Return the answer, of any status; OriginError where there is none in time."""
-        request = OriginRequest(method, bucket, key, query=list(query), headers=dict(headers or {}), body=body)
+        fields, asked = dict(headers or {}), list(query)
+        request = OriginRequest(method, bucket, key, query=asked, headers=fields, body=body, replica=replica)
         try:
             async with asyncio.timeout(SECONDS_MAX), await self._origin.send(request) as response:
                 document = b"" if method == "HEAD" else await response.read(_DOCUMENT_BYTES_MAX)
@@ -96,6 +101,7 @@ _FAR_SECONDS = 0.2
 _SKEW_TOLD_SECONDS = 5.0
 _PLACES_MAX = 20
 _LISTED = "200"
+_COMPARED_BYTES_MAX = 64 * 1024
 _NO_SUCH_KEY = "forebay-doctor/there-is-no-such-object"
 
 
@@ -129,25 +135,35 @@ async def origin(
     settings: Settings, environment: Mapping[str, str], tested: Prefix | None
 ) -> AsyncGenerator[Finding, None]:
     """Everything that is asked of the origin; `tested` is where writes may be tried."""
-    own = find_own_key(settings, environment)
-    if own is None:
-        tell = AREA.error if settings.origin.require_credentials else AREA.note
+    is_unsigned = is_store(settings.origin.endpoint_url)
+    own = find_own_key(settings, environment) if not is_unsigned else None
+    if is_unsigned:
+        yield AREA.ok(f"{settings.origin.endpoint_url} is a directory: nothing is signed")
+    elif own is None:
+        tell = AREA.error if settings.origin.needs_key else AREA.note
         yield tell(
             "no key to sign with was found",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role; where one is set, see why it fails",
         )
     else:
         yield AREA.ok(f"signs with the key {own.access_key_id}, from {own.source}")
+    homes = {settings.origin.endpoint_url: settings.origin.dialect}
+    homes |= {bucket.endpoint_url: bucket.dialect or settings.origin.dialect for bucket in settings.buckets}
+    for endpoint_url, configured in homes.items():
+        name = dialect_of(configured, urlsplit(endpoint_url).hostname or "").name
+        if name != "s3":
+            yield AREA.ok(f"{endpoint_url}: is spoken to in the dialect {name} (docs/origins.md)")
     async with origin_for_checks(LiveSettings(settings), "doctor") as (asked, keys):
         checks = OriginChecks(asked, LiveSettings(settings), keys.problem)
         main, others = await checks.findings()
         found = [(settings.origin.endpoint_url, main)]
         found += [
-            (f"{one.prefix} at {one.endpoint_url}, signed by {one.credentials}", finding) for one, finding in others
+            (f"{one.place} at {one.endpoint_url}, signed by {one.credentials}", finding) for one, finding in others
         ]
         for name, finding in found:
             if finding.problem is None:
-                yield AREA.ok(f"{name}: answers, and knows the key")
+                is_signed = not is_store(name) and not name.endswith("signed by no key")
+                yield AREA.ok(f"{name}: answers" + (", and knows the key" if is_signed else ""))
             else:
                 yield AREA.error(
                     f"{name}: {finding.problem}" if name not in finding.problem else finding.problem, _DO[finding.state]
@@ -165,8 +181,9 @@ async def origin(
             yield RIGHTS.note(
                 "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"
             )
+        replica_counts = {bucket.name: len(bucket.replicas) for bucket in settings.buckets}
         for place in named[:_PLACES_MAX]:
-            async with aclosing(_readable(probe, place)) as of_place:
+            async with aclosing(_readable(probe, place, replica_counts.get(place.prefix.bucket, 0))) as of_place:
                 async for finding_of_place in of_place:
                     yield finding_of_place
         if len(named) > _PLACES_MAX:
@@ -231,7 +248,7 @@ def _clock(probe: OriginProbe) -> Finding:
     return AREA.ok(f"this machine's clock differs by less than {max(1.0, abs(skew)) + 1:.0f} s")
 
 
-async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding, None]:
+async def _readable(probe: OriginProbe, place: Place, replicas: int) -> AsyncGenerator[Finding, None]:
     """LIST, HEAD and GET under a prefix: the first object there, its first byte; and what the answers show."""
     bucket, prefix = place.prefix.bucket, place.prefix.key_prefix
     where = f"{place.prefix} ({place.name})"
@@ -262,6 +279,41 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
         yield RIGHTS.ok(f"{where}: list, head{' and get' if read is not None else ''} work")
     for why in sorted(_habits(listed, head, read).reasons()):
         yield AREA.warning(f"{where}: {why}", "they are not cached: see docs/origins.md")
+    with suppress(OriginError):
+        if (keys := await _alike(probe, bucket, listed.objects())) is not None:
+            yield AREA.error(f"{where}: {keys[0]} and {keys[1]} have different bytes and one ETag", _NO_VERSIONS)
+
+    for replica in range(replicas if key is not None else 0):
+        yield await _same_at(probe, replica, place, key or "", head)
+
+
+async def _alike(probe: OriginProbe, bucket: str, listed: Sequence[ListedEntry]) -> tuple[str, str] | None:
+    """Return the keys of two small objects that have one ETag and length, and other bytes. Copies are read in vain."""
+    seen = dict[tuple[str, int], ListedEntry]()
+    for one in listed:
+        before = seen.setdefault((one.etag, one.size_bytes), one)
+        if before is not one and 0 < one.size_bytes <= _COMPARED_BYTES_MAX and one.etag:
+            keys = before.key.decode(), one.key.decode()
+            found = [(await probe.ask("GET", bucket, key, headers={"if-match": one.etag})) for key in keys]
+            is_read = all(answer.status == 200 for answer in found)
+            return keys if is_read and found[0].document != found[1].document else None
+    return None
+
+
+async def _same_at(probe: OriginProbe, replica: int, place: Place, key: str, head: Answered) -> Finding:
+    """Compare an object of the source with what a replica has under its key."""
+    where = f"{place.prefix} (replica {replica + 1})"
+    try:
+        found = await probe.ask("HEAD", place.prefix.bucket, key, replica=replica)
+    except OriginError as failure:
+        return RIGHTS.error(f"{where}: {failure}", _DO["unreachable"])
+    if found.status in (403, 404):
+        told = f"{where}: {key} is {found.status} there, and would come from the source"
+        return RIGHTS.warning(told, "see how far the replication is, and what the key may read there")
+    if unquote(found.headers.get("etag", "")) != unquote(head.headers.get("etag", "")):
+        told = f"{where}: {key} has another ETag there: objects come from the source unless their ETags are the same"
+        return RIGHTS.warning(told, "copy objects with the same part sizes, and without KMS; see docs/origins.md")
+    return RIGHTS.ok(f"{where}: has {key} with the source's ETag")
 
 
 def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
@@ -272,7 +324,7 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
         or (read.status == 206 and "bytes 0-0/" not in read.headers.get("content-range", ""))
     )
     return OriginHabits(
-        weak_etags=told.startswith("W/"),
+        weak_etags=makes_weak_etags(told),
         no_ranges=read is not None and read.status == 200 and listed.objects()[0].size_bytes > 1,
         shared_etags=shared_etags(((one.etag, one.size_bytes) for one in listed.objects()), {}),
         withheld_etags=frozenset("*" if is_withheld else ""),
@@ -292,6 +344,10 @@ def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key
 _BODY: Final = b"forebay doctor\n" * 64
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 _ALLOW = "allow it to the key in the bucket's policy or in IAM"
+_NO_VERSIONS = (
+    "Forebay would take a new version for the old one: let the origin name each version (versitygw: without "
+    "--default-etag), and cache nothing from it until then"
+)
 _OTHER_ETAG = '"00000000000000000000000000000000"'
 
 
@@ -336,6 +392,10 @@ async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> As
                 "ETags are not MD5s (the bucket encrypts by KMS, say): Forebay writes nothing back there",
                 'use write = "through" for slots of this bucket, or SSE-S3 as its encryption',
             )
+        other = await probe.ask("PUT", bucket, f"{key}-other", body=_BODY.upper())
+        made.take(f"{key}-other", other)
+        if other.status == 200 and (etag := other.headers.get("etag", "")) == put.headers.get("etag", ""):
+            yield WRITE_TEST.error(f"two objects with different bytes have one ETag, {etag}", _NO_VERSIONS)
         read = await probe.ask("GET", bucket, key)
         if read.document != _BODY:
             yield WRITE_TEST.error(f"get after put: {read.described}, and not the bytes that were written", _ALLOW)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway import __version__
 from gateway.admin.client import AdminClient, Sample, samples
-from gateway.admin.formatting import age_text, bucket_text, counted, size_text, waiting_text
+from gateway.admin.formatting import age_text, bucket_text, counted, differing_blocks_texts, size_text, waiting_text
 from gateway.admin.troubles import troubles
 from gateway.api import documents as to
 from gateway.config import Settings
@@ -128,6 +128,8 @@ def _of_member(one: to.ClusterMember) -> Iterator[Finding]:
     if one.same_homes is False:
         text = f"{name} has other origins: it answers only for buckets that both have at one endpoint"
         yield CLUSTER.error(text, "give all nodes the same origin.endpoint_url and [[buckets]]")
+    for text in differing_blocks_texts(one):
+        yield CLUSTER.warning(text, "give the slot the same block_size on all nodes")
     if one.version != __version__:
         yield CLUSTER.note(f"{name} has version {one.version}, and this command {__version__}", "finish the upgrade")
     if (seconds := abs(one.clock_seconds or 0.0)) > _CLOCK_SECONDS:

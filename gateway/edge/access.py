@@ -214,6 +214,10 @@ class Authenticator:
             remember_proved(authorization)
         return Caller(key.access_key_id, key.grant, seed, authorization=authorization, pair=key.pair)
 
+    def key_named(self, access_key_id: str, session_token: str | None) -> Key:
+        """Return a key pair whose use is proved in another way than by a signature; S3Error."""
+        return self._keyring.find(access_key_id, session_token)
+
     def key_of(self, head: PreparedHead, values: HeadValues) -> Key | None:
         """Return the key that signed a request with such a head; None: the full check says what is wrong."""
         authorization = head.authorization

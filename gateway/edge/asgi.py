@@ -40,6 +40,7 @@ from gateway.operations.context import (
 )
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
+from gateway.origin.peer_protocol import NOT_ABSORBED
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
@@ -119,10 +120,10 @@ def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> Enco
         length_bytes = body.count
     else:
         return None
-    return _encoded(reply, record, body) if _passes_at_once(record.admission, length_bytes) else None
+    return _encoded(reply, record, body) if passes_at_once(record.admission, length_bytes) else None
 
 
-def _passes_at_once(admission: Admission | None, length_bytes: int) -> bool:
+def passes_at_once(admission: Admission | None, length_bytes: int) -> bool:
     if admission is None or not length_bytes or (piece_bytes := admission.piece_bytes("read")) is None:
         return True
     return length_bytes <= piece_bytes and admission.passes("read", length_bytes)
@@ -166,13 +167,19 @@ def _encoded(reply: Response, record: RequestRecord, body: Any) -> EncodedRespon
 
 
 HOP_HEADER = "x-forebay-hop"
-NOT_ABSORBED_HEADER = "x-forebay-not-absorbed"
 
 
 def _bound_log() -> FilteringBoundLogger:
     """Bound once, as logs are configured now: the lazy proxy would bind one for every request."""
     log: FilteringBoundLogger = structlog.get_logger("forebay.requests").bind()
     return log
+
+
+def say_if_not_absorbed(record: RequestRecord, reply: Response) -> None:
+    """Say in the answer why a write goes through."""
+    if record.context is not None and record.context.not_absorbed is not None:
+        onward = without(reply.headers, NOT_ABSORBED)  # another gateway's, behind this one
+        reply.headers = [*onward, (NOT_ABSORBED, record.context.not_absorbed)]
 
 
 _OF_WHAT_WAS_WRITTEN = frozenset({"etag", "x-amz-version-id", "x-amz-delete-marker", "x-amz-copy-source-version-id"})
@@ -231,9 +238,7 @@ class S3App:
             answer = reply_to(error, record.request_id, record.path)
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
-            if record.context is not None and record.context.not_absorbed is not None:
-                onward = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
-                reply.headers = [*onward, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
+            say_if_not_absorbed(record, reply)
             record.answer(reply)
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}

@@ -10,21 +10,20 @@ from gateway.core.clock import Clock
 from gateway.core.errors import S3Error
 from gateway.origin.peer_protocol import NONCE
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import name_set
 from gateway.s3.requests import S3Request
-from gateway.s3.signature_v4 import parse_authorization, parse_timestamp, remember_proved, verify_header
+from gateway.s3.signature_v4 import (
+    UNSIGNED_BETWEEN_NODES,
+    parse_authorization,
+    parse_timestamp,
+    remember_proved,
+    verify_header,
+)
 from gateway.shared.seen_nonces import SeenNonces
 
 CLOCK_SECONDS_MAX = 60
 """The greatest difference between the clocks of two nodes."""
 
 _NONCE = re.compile("[0-9a-f]{32}")
-
-_MAY_BE_UNSIGNED = name_set(
-    "accept accept-encoding authorization connection content-length expect traceparent tracestate user-agent "
-    "x-forebay-hop"
-)
-"""Headers that change neither the question nor the answer."""
 
 
 class Asker(NamedTuple):
@@ -37,7 +36,11 @@ class Asker(NamedTuple):
 class PeerAccess:
     """Verifies that another node of the cluster has signed a request, and that it was not sent before."""
 
-    def __init__(self, nonces: SeenNonces, clock: Clock, name: str, secrets: Sequence[bytes]) -> None:
+    def __init__(
+        self, nonces: SeenNonces, clock: Clock, name: str, secrets: Sequence[bytes], address: str = ""
+    ) -> None:
+        """`address` is what this node calls itself."""
+        self.address = address
         self._nonces = nonces
         self._clock = clock
         self.apply_settings(name, secrets)
@@ -73,7 +76,7 @@ class PeerAccess:
         authorization = parse_authorization(request.headers.get("authorization", ""))
         if authorization.access_key_id != self._access_key_id:
             raise s3_error("AccessDenied", "This port is for the nodes of the cluster.")
-        unsigned = request.headers.keys() - _MAY_BE_UNSIGNED - set(authorization.signed_headers)
+        unsigned = request.headers.keys() - UNSIGNED_BETWEEN_NODES - set(authorization.signed_headers)
         if unsigned:
             raise s3_error("AccessDenied", f"The header {min(unsigned)} must be signed.")
         refusal = s3_error("AccessDenied", "This node has no secret of the cluster.")

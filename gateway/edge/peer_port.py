@@ -19,14 +19,15 @@ import structlog
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, OriginBodyError, OriginBusy, OriginUnreachable
-from gateway.edge.asgi import RequestRecord, send_reply, whole_response
+from gateway.edge.asgi import RequestRecord, say_if_not_absorbed, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
 from gateway.edge.receiving import AsgiRequestBody, Receive
 from gateway.edge.sending import PlainSend, Scope, Send
-from gateway.operations.context import NO_BODY, AppContext, Response, reply_to
-from gateway.operations.peer_reads import PeerQuestion, PeerReads
-from gateway.operations.peer_writes import answer_for_store, is_for_store
+from gateway.operations.context import NO_BODY, AppContext, RequestContext, Response, reply_to
+from gateway.operations.peer_reads import PeerQuestion, PeerReads, misdirected
+from gateway.operations.peer_writes import is_for_store, of_store
+from gateway.operations.router import perform
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
@@ -94,7 +95,9 @@ class PeerApp:
             reply = reply_to(error, record.request_id, record.path)
             if isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy):
                 reply.status = peer.BUCKET_AWAY
+        say_if_not_absorbed(record, reply)
         if exchange.asker is not None:
+            reply.headers = [*reply.headers, (peer.BY, self.access.address)]
             _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply
 
@@ -104,8 +107,14 @@ class PeerApp:
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         record.body = AsgiRequestBody(receive, request.headers, None) if has_body else NO_BODY
         exchange.asker = self.access.admit(request)
+        if request.headers.get(peer.TO, self.access.address) != self.access.address:
+            raise misdirected("The request is for another node.")
         if is_for_store(request):
-            return answer_for_store(self.services, request, record.body)
+            asked = of_store(self.services, request, record.body)
+            if not isinstance(asked, RequestContext):
+                return asked
+            record.context = asked
+            return perform(asked)
         if has_body:
             raise s3_error("NotImplemented", "Such a request to this port has no body.")
         if request.raw_path == HELLO and request.method == "GET" and not request.query:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -200,6 +200,51 @@ class PreparedRequests:
             self._was_worth_it(place)
         return answer
 
+    def local_read(self, place: tuple[str, bytes], key: Key) -> PreparedRead | StrictRead | None:
+        """Return the read of an object by a client that reads files itself; None: the full way answers it, by HTTP.
+
+        `place` are the caller's access key and the object's name, a slash between bucket and key. Where the origin
+        judges callers there is none: a descriptor cannot be taken back.
+        """
+        self._count += 1
+        known = self._objects.get(place)
+        if known is not None and known.access_key_id == key.access_key_id and known.grant is key.grant:
+            if known.read.is_pending():
+                return None
+            if known.read.holds():
+                return known.read
+        made = self._local(place, key)
+        if made is None:
+            self._drop(place)
+        elif known is not None or self._is_worth_it(place):
+            self._keep(place, made)
+        return made.read if made is not None else None
+
+    def _local(self, place: tuple[str, bytes], key: Key) -> _KnownReads | None:
+        try:
+            bucket, _, name = place[1].decode().partition("/")
+            request = S3Request("GET", b"", b"", "", {}, bucket, name, (), Operation.GET_OBJECT)
+            authorise(request, key.grant, self._services.slots)
+        except (S3Error, UnicodeDecodeError):
+            return None
+        is_by_origin = self._services.slots.find(bucket, name).authorization == "origin"
+        return None if is_by_origin or not name else self._prepared_of(request, key)
+
+    def sent_local(self, sent: Sequence[tuple[PreparedRead, int]], began: float, access_key_id: str) -> None:
+        """Count reads whose bytes, so many of each, a client reads itself: answers to GETs."""
+        seconds, sums = time.perf_counter() - began, dict[AnswerTally, tuple[int, int]]()
+        is_told_of = self.app.is_told_of(seconds, "200")
+        for read, sent_bytes in sent:
+            tally = read.handed_out(sent_bytes)
+            answers, total_bytes = sums.get(tally, (0, 0))
+            sums[tally] = answers + 1, total_bytes + sent_bytes
+            if is_told_of:
+                key, credential = read.key, self._authenticator.credential_of(access_key_id)
+                what = tally.operation, key.bucket, key.key, tally.slot, tally.status, "hit", None, None
+                self.app.tell(FinishedRequest(*what, seconds, sent_bytes, 0, credential, next_request_id(), "local"))
+        for tally, (answers, total_bytes) in sums.items():
+            self._add(tally, seconds, total_bytes, answers)
+
     def begin_ask(self, question: Question, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
         """Ask without a wait, and call `on_end`: with None, or if this returns False, call `ask`."""
         ACCOUNT.set(question.access_key_id)
@@ -347,8 +392,8 @@ class PreparedRequests:
             who = credential, request_id, client[0] if client is not None else None
             self.app.tell(FinishedRequest(*what, seconds, sent_bytes, 0, *who))
 
-    def _add(self, tally: AnswerTally, seconds: float, sent_bytes: int) -> None:
-        tally.add(seconds, sent_bytes)
+    def _add(self, tally: AnswerTally, seconds: float, sent_bytes: int, answers: int = 1) -> None:
+        tally.add(seconds, sent_bytes, answers)
         if self._laying is None:
             self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
 
@@ -461,9 +506,11 @@ class PreparedRequests:
         return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
     def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
-        services, request = self._services, self._understood(head, values, key)
-        if request is None:
-            return None
+        request = self._understood(head, values, key)
+        return self._prepared_of(request, key) if request is not None else None
+
+    def _prepared_of(self, request: S3Request, key: Key) -> _KnownReads | None:
+        services = self._services
         credential = self._authenticator.credential_of(key.access_key_id)
         tally = self._tally_of.setdefault(credential, partial(self._tally, credential))
         read = prepare_read(services, request, tally)

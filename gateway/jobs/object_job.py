@@ -18,6 +18,7 @@ from gateway.core.errors import (
     OriginAnswered,
     OriginBodyError,
     OriginError,
+    OwnersAway,
     PinRefused,
     SnapshotError,
     StoreUnavailable,
@@ -27,6 +28,7 @@ from gateway.jobs.job import Job, JobDependencies, JobKind
 from gateway.jobs.listing import failure_text, list_pages, with_retries
 from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
+from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
@@ -54,6 +56,7 @@ class ObjectJob:
         self._held: dict[str, int] = {}
         self._pin = 0
         self._lacks_room = False
+        self._has_idle_room = True
         self.coming_bytes = 0
         """Bytes that have arrived for unfinished pieces."""
 
@@ -168,8 +171,9 @@ class ObjectJob:
                 raise
             self._dependencies.catalog.refused(version)  # it has changed since, or the origin withholds it
             again = await self._ask(entry, slot)
-            self._dependencies.catalog.named(again)
-            await self._fetch(again, slot)
+            if not again.of_peer:
+                self._dependencies.catalog.named(again.version)
+            await self._fetch(again.version, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """Warm the frozen version, and its head; an object outside the slot's snapshot needs no warming."""
@@ -181,12 +185,12 @@ class ObjectJob:
         """Return the listed one, if its ETag is as in HEAD; if the slot remembers, its metadata is learned, too."""
         if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
-        return await self._ask(entry, slot)
+        return (await self._ask(entry, slot)).version
 
-    async def _ask(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
+    async def _ask(self, entry: WorkItem, slot: Slot) -> ObjectHead:
         current = self._dependencies.catalog.current
         ask = partial(current, entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)
-        return (await with_retries(self._dependencies.clock, ask)).version
+        return await with_retries(self._dependencies.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Fetch a version's blocks while there is room; none if too large for the slot, or kept out by the origin."""
@@ -194,18 +198,20 @@ class ObjectJob:
             return
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
             return
-        arrived: list[int] = []
+        arrived, away = list[int](), list[OwnersAway]()
         try:
             async with asyncio.TaskGroup() as group:
                 for piece in self._dependencies.blocks.pieces(version, slot.name):
                     await self._wait_for_turn()
-                    group.create_task(self._fetch_piece(version, slot, piece, arrived))
+                    group.create_task(self._fetch_piece(version, slot, piece, arrived, away))
         except asyncio.CancelledError:
             if sum(arrived) == version.size_bytes:
                 self.job = replace(self.job, objects_done=self.job.objects_done + 1)
             raise
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        if away:
+            raise away[0]
 
     async def _wait_for_turn(self) -> None:
         """Wait until one piece more may be fetched."""
@@ -218,8 +224,11 @@ class ObjectJob:
             raise
         self._running += 1
 
-    async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange, arrived: list[int]) -> None:
-        come_bytes = 0
+    async def _fetch_piece(
+        self, version: ObjectVersion, slot: Slot, piece: ByteRange, arrived: list[int], away: list[OwnersAway]
+    ) -> None:
+        """Bring a piece to its place. While its owners are `away`, a copy may lie here, where that takes no room."""
+        come_bytes, is_copy = 0, False
 
         def come(so_far_bytes: int) -> None:
             nonlocal come_bytes
@@ -232,10 +241,17 @@ class ObjectJob:
             if self.job.cluster and not self.job.full:
                 pin = Prefix.parse(self.job.prefix) if self._pin else None
                 at_owner = partial(blocks.fetch_at_owner, version, piece, slot=slot.name, purpose=Purpose.WARM, pin=pin)
-                elsewhere_bytes = await with_retries(self._dependencies.clock, at_owner)
+                try:
+                    elsewhere_bytes = await with_retries(self._dependencies.clock, at_owner)
+                except OwnersAway as error:
+                    away.append(error)
+                    if self._pin or not self._has_idle_room:
+                        return
+                    is_copy, elsewhere_bytes = True, None
                 if elsewhere_bytes is not None:
                     self._count(piece, elsewhere_bytes, arrived)
                     return
+            fetch = partial(fetch, of_peer=self.job.cluster and not is_copy)
             fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._dependencies.clock, fetch)
         except asyncio.CancelledError:
             if come_bytes == piece.length:  # all of it is here, and about to be published
@@ -245,6 +261,11 @@ class ObjectJob:
             self._running -= 1
             self._pieces.release()
             come(0)
+        if is_copy:
+            self._has_idle_room = kept
+            if kept:
+                self._count(piece, fetched_bytes, arrived)
+            return
         if not kept:
             self._lacks_room = True
             self.job = replace(self.job, full=True)

@@ -64,7 +64,7 @@ from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
-from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.s3.origin_habits import OriginHabits, makes_weak_etags, shared_etags
 from gateway.s3.requests import parse_copy_source
 from gateway.telemetry import metrics
 
@@ -463,7 +463,7 @@ class Catalog:
     def _seen(self, head: ObjectHead, slot: Slot) -> None:
         self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
-        if head.version.etag.startswith("W/") and not head.of_peer:
+        if makes_weak_etags(head.version.etag) and not head.of_peer:
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
 
     async def current(

@@ -6,6 +6,7 @@ other node has one pending. Requests come here by other_nodes.py, and writes tha
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
@@ -14,8 +15,9 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.model import Claim, Known, ObjectKey
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing.pages import prefix_end
 from gateway.operations.write_scope import WriteScope, invalidate
-from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreQuestion, Stores
+from gateway.policy.registry import SEQUENCE_BITS, WHOLE_BUCKET, Registry, StoreQuestion, Stores
 from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 
@@ -26,6 +28,8 @@ PATIENCE_SECONDS: Final = 20.0
 """Seconds for which a write waits until another node has flushed the key."""
 
 PAUSE_SECONDS: Final = 0.02
+PAUSE_SECONDS_MAX: Final = 0.32
+"""Between two looks, which ask Redis and the other nodes; twice as long after each."""
 
 
 class ClusterWrites:
@@ -70,9 +74,55 @@ class ClusterWrites:
         elif keys:
             await invalidate(WriteScope(self._catalog, self._slots, bucket, keys))
 
+    async def forget_bucket(self, bucket: str) -> None:
+        """As `Announcer.forget_bucket`."""
+        await self.stores.forget(bucket, [WHOLE_BUCKET])
+
     async def free(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         """Wait until no other node has these keys pending, and return what is known then. S3Error 503."""
         return await self._until_free(keys, self.look)
+
+    async def free_under(self, bucket: str, prefix: str) -> None:
+        """Wait until no other node has anything pending under a prefix. S3Error 503."""
+        start: bytes | None = prefix.encode()
+        while start is not None:
+            found = await self.registry.rows(bucket, start, prefix_end(prefix.encode()))
+            await self.free([ObjectKey(bucket, name.decode()) for name, known in found.rows if known.store])
+            start = found.end
+
+    async def earlier_flushed(self, marker: ObjectKey, prefix: str) -> None:
+        """Wait until the bucket has what other nodes have acknowledged under a prefix by now. S3Error 503."""
+        [known] = await self.registry.begin([marker])
+        if known.stamp is None:  # nobody can say what is earlier
+            return await self.free_under(marker.bucket, prefix)
+        start, order = prefix.encode(), known.stamp % 2**SEQUENCE_BITS
+        question = StoreQuestion(verb="earlier", bucket=marker.bucket, keys=(prefix,), order=order)
+        deadline, hurried = self._clock.monotonic() + PATIENCE_SECONDS, set[str]()
+        pause_seconds = PAUSE_SECONDS
+        while True:
+            stores = await self.registry.holders(marker.bucket, start, prefix_end(start))
+            answers = await asyncio.gather(*(self.stores.tell(store, question) for store in stores))
+            found = {store: one.names for store, one in zip(stores, answers, strict=True) if one.names}
+            if not found:
+                return None
+            if self._clock.monotonic() >= deadline:
+                first = ObjectKey(marker.bucket, next(iter(found.values()))[0])
+                raise s3_error("ServiceUnavailable", f"{first} is pending on another node: try again.")
+            for store, names in found.items():
+                if new := tuple(name for name in names if name not in hurried):
+                    await self.stores.tell(store, StoreQuestion(verb="hurry", bucket=marker.bucket, keys=new))
+                hurried.update(names)
+            with cancellation.turn():
+                await self._clock.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+
+    async def is_checkpoint_left(self, bucket: str, prefix: str) -> bool:
+        """Return whether other nodes have more of a checkpoint than the bucket. RegistryAway."""
+        start = prefix.encode()
+        stores = await self.registry.holders(bucket, start, prefix_end(start))
+        question = StoreQuestion(verb="left", bucket=bucket, keys=(prefix,))
+        answers = await asyncio.gather(*(self.stores.tell(store, question) for store in stores))
+        return any(answer.names for answer in answers)
 
     def must_know(self, key: ObjectKey) -> bool:
         """As `Announcer.must_know`."""
@@ -96,6 +146,7 @@ class ClusterWrites:
         self, keys: Sequence[ObjectKey], ask: Callable[[Sequence[ObjectKey]], Awaitable[Sequence[Known]]]
     ) -> Sequence[Known]:
         deadline, hurried = self._clock.monotonic() + PATIENCE_SECONDS, set[int]()
+        pause_seconds = PAUSE_SECONDS
         while True:
             known = await ask(keys)
             busy = [(key, told) for key, told in zip(keys, known, strict=True) if told.store is not None]
@@ -106,7 +157,8 @@ class ClusterWrites:
             await self._hurry([one for one in busy if one[1].claim not in hurried])
             hurried |= {told.claim for _, told in busy}
             with cancellation.turn():
-                await self._clock.sleep(PAUSE_SECONDS)
+                await self._clock.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _hurry(self, busy: Sequence[tuple[ObjectKey, Known]]) -> None:
         by_place: dict[tuple[str, str], list[str]] = defaultdict(list)

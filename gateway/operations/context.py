@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -50,6 +50,9 @@ from gateway.s3.xml import error_code_of, text_of
 from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads, counted_file
+
+if TYPE_CHECKING:
+    from gateway.writeback.admin.flush_report import FlushReport
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a body, which are valid only during the call. Runs on threads, one call at a time."""
@@ -305,6 +308,12 @@ class AppContext:
     begin_read: BeginRead = never_begun
     """Asks the origin what needs no wait."""
 
+    reads_near: Callable[[ObjectKey, str], bool] = lambda key, slot: False
+    """Returns True if a replica probably gives the bytes of a key of this slot: then a HEAD asks for the version."""
+
+    check_place: Callable[[ObjectKey], Awaitable[bool]] | None = None
+    """Raises S3Error if the key's origin cannot take it; False: it takes any. None: all origins do."""
+
     reads: CheckpointReads | None = None
     """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
@@ -316,6 +325,9 @@ class AppContext:
 
     cluster_writes: ClusterWrites | None = None
     """Knows what other nodes of the cluster have written; None: they write nothing that this node must know."""
+
+    flush_report: Callable[[], FlushReport | None] = lambda: None
+    """Returns what tells other nodes of flushes and checkpoints; None: there is no buffer."""
 
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""

@@ -192,7 +192,7 @@ async def _acknowledge(context: RequestContext, key: ObjectKey) -> Write | None:
         except RegistryAway:
             claim = Claimed()  # the write that it replaces has one
         async with claim:
-            written = await context.buffer.write_tombstone(tombstone)
+            written = await context.buffer.write_tombstone(replace(tombstone, order=claim.order))
         if written is None:
             await claim.release()
         return written

@@ -169,7 +169,8 @@ class BucketSource:
         try:
             found = await self._shared_page(wanted)
         except (OriginUnreachable, OriginAnswered) as error:
-            stale = self._find(wanted, stale=True) if is_down(error) else None
+            may_be_older = is_down(error) and not wants_revalidation(listing.context)
+            stale = self._find(wanted, stale=True) if may_be_older else None
             if not isinstance(stale, FoundPage):
                 raise
             outcomes.add("stale")

@@ -15,7 +15,7 @@ from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_en
 from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.list_sources import before, listing_document
 from gateway.operations.merged_page import Kind, MergedPage, PageRow, Rows
-from gateway.policy.registry import StoreUpload
+from gateway.policy.registry import Stores
 from gateway.s3.headers import format_iso_date
 from gateway.s3.listings import (
     UPLOADS_MAX,
@@ -50,9 +50,11 @@ _Rows = Rows[_Listed]
 
 async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
-    writes, bucket = context.cluster_writes, context.request.bucket or ""
-    others = await writes.stores.uploads(bucket, query.prefix) if writes is not None else ()
-    listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)), others)
+    stores = context.cluster_writes.stores if context.cluster_writes is not None else None
+    place = context.buffer.look(lambda tx: _place_in(tx, query))
+    if place is not None and stores is not None and place.origin_upload_id == query.id_marker:
+        place = await _place_elsewhere(stores, context.request.bucket or "", query)
+    listing = _Listing(context, query, place, stores)
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
     page = MergedPage(wanted, [listing.own, listing.of_others, listing.of_origin])
     await page.fill()
@@ -84,6 +86,15 @@ def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None
     return query.place if marked is None else UploadPlace(ours=(marked.began_at, marked.upload_id or ""))
 
 
+async def _place_elsewhere(stores: Stores, bucket: str, query: UploadsQuery) -> UploadPlace | None:
+    """Return the marker's place, which may be the id of an upload of another node."""
+    if not stores.is_known(query.id_marker.partition("-")[0]):
+        return query.place
+    found, _ = await stores.uploads(bucket, query.key_marker, query.key_marker)
+    marked = [one for one in found if (one.key, one.upload_id) == (query.key_marker, query.id_marker)]
+    return UploadPlace(ours=(marked[0].initiated, query.id_marker)) if marked else UploadPlace()
+
+
 def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
     last = rows[-1]
     if last.content is None:
@@ -103,13 +114,13 @@ def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
 class _Listing:
     """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them.
 
-    `others` are the uploads that are open on other nodes of the cluster.
+    `stores` are the other nodes' buffers; None: there are none.
     """
 
     context: RequestContext
     query: UploadsQuery
     place: UploadPlace | None
-    others: Sequence[StoreUpload]
+    stores: Stores | None
 
     @property
     def bucket(self) -> str:
@@ -154,16 +165,20 @@ class _Listing:
 
     async def of_others(self, wanted: ListRequest) -> _Rows:
         """Return the uploads that are open on other nodes."""
-        listed = [ListedUpload(one.key, one.upload_id, one.initiated, one.rest) for one in self.others]
+        if self.stores is None:
+            return Rows([])
+        start = before(wanted.begin) if wanted.begin else self.query.key_marker
+        found, end = await self.stores.uploads(self.bucket, wanted.prefix.decode(), start)
+        listed = [ListedUpload(one.key, one.upload_id, one.initiated, one.rest) for one in found]
         rows = [self.row(wanted, one, is_ours=True) for one in listed]
-        return Rows(_in_order([row for row in rows if row is not None]))
+        return Rows(_in_order([row for row in rows if row is not None]), end.encode() if end is not None else None)
 
     async def of_origin(self, wanted: ListRequest) -> _Rows:
         """Return the origin's own uploads, without those behind ours."""
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
         for _ in range(_PAGES_MAX):
-            is_busy = bool(self.others) or self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
+            is_busy = self.stores is not None or self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -200,6 +215,9 @@ class _Listing:
         """
         page = await self._ask(wanted, markers)
         foreign = self.context.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
+        if foreign and self.stores is not None:
+            theirs = await self.stores.at_origin(self.bucket, list(dict.fromkeys(one.key for one in foreign)))
+            foreign = [one for one in foreign if one.upload_id not in theirs]
         if foreign:
             again = {one.upload_id for one in (await self._ask(wanted, markers)).uploads}
             foreign = [one for one in foreign if one.upload_id in again]
@@ -207,9 +225,7 @@ class _Listing:
 
     def _foreign_in(self, tx: JournalTransaction, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
         ours = {key: tx.uploads.origin_upload_ids(ObjectKey(self.bucket, key)) for key in {one.key for one in listed}}
-        theirs = {(one.key, one.origin_upload_id) for one in self.others}
-        own = [one for one in listed if one.upload_id not in ours[one.key]]
-        return [one for one in own if (one.key, one.upload_id) not in theirs]
+        return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
         said = [

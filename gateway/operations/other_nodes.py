@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from gateway.core.errors import BufferRefused, BufferUnavailable
+from gateway.core.errors import BufferRefused, BufferUnavailable, RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
-from gateway.metadata.listing.pages import ListRequest, prefix_end
+from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.records import pack
 from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.context import Answer, RequestContext, Response, awaited
@@ -29,7 +30,15 @@ from gateway.operations.read_wishes import wants_revalidation
 from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.s3.requests import CHANGES_NO_OBJECT, READ_METHODS, Operation, is_about_objects, parse_copy_source
+from gateway.s3.requests import (
+    CHANGES_NO_OBJECT,
+    READ_METHODS,
+    Operation,
+    is_about_objects,
+    is_form,
+    parse_copy_source,
+)
+from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import token_of
 
 LOOKS_MAX: Final = 4
@@ -51,6 +60,9 @@ def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     if request.key is None and is_about_objects(request):
         under = context.services.slots.under(request.bucket, request.parameter("prefix") or "")
         return _of_bucket(context, writes, here) if any(map(writes.asks, under)) else None
+    if "x-amz-rename-source" in request.headers or is_form(request):  # names a key in a way not read here
+        slots = context.services.slots.under(request.bucket, "")
+        return _of_bucket(context, writes, here) if any(map(writes.asks, slots)) else None
     if request.operation in _READS:
         is_fresh, asks = wants_revalidation(context), writes.asks(context.slot)
         buffer = context.services.writeback
@@ -80,13 +92,14 @@ def _keys(context: RequestContext) -> list[ObjectKey]:
 
 
 async def _read(context: RequestContext, writes: ClusterWrites, here: Handler) -> Response:
-    key, claim = context.object_key, 0
+    key = context.object_key
+    claim: int | None = None
     for _ in range(LOOKS_MAX):
         [known] = await writes.look([key])
         context.past_memory |= known.stamp is None
         if known.store is None:
             return await awaited(here(context))
-        if known.claim == claim:  # acknowledged by nobody yet, or flushed by now
+        if claim and known.claim == claim:  # acknowledged by nobody yet, or flushed by now
             context.past_memory = True
             return await awaited(here(context))
         claim = known.claim
@@ -112,12 +125,7 @@ async def _asked_anew(context: RequestContext, writes: ClusterWrites, here: Hand
 
 async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handler) -> Response:
     """Answer once the bucket has what other nodes have pending in it."""
-    bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
-    start: bytes | None = prefix.encode()
-    while start is not None:
-        found = await writes.registry.rows(bucket, start, prefix_end(prefix.encode()))
-        await writes.free([ObjectKey(bucket, name.decode()) for name, known in found.rows if known.store])
-        start = found.end
+    await writes.free_under(context.request.bucket or "", context.request.parameter("prefix") or "")
     return await awaited(here(context))
 
 
@@ -153,8 +161,8 @@ async def seek_elsewhere(writes: ClusterWrites, listing: Listing, wanted: ListRe
     """
     bucket = listing.bucket
     [of_bucket] = await writes.look([ObjectKey(bucket, WHOLE_BUCKET)])
-    listing.context.past_memory |= of_bucket.stamp is None
     found = await writes.registry.rows(bucket, wanted.start, wanted.stop)
+    listing.context.past_memory |= of_bucket.stamp is None or not found.has_changes
     names = [(ObjectKey(bucket, name.decode()), known) for name, known in found.rows if name]
     await writes.apply(names)
     by_store: dict[str, list[str]] = defaultdict(list)
@@ -199,10 +207,24 @@ class Claimed:
     known: Known | None = None
     claimed_at: float = 0.0
     is_changed: bool = False
+    buffer: WritebackBuffer | None = None
+
+    @property
+    def order(self) -> int:
+        """Return the place of the write among those of all nodes."""
+        return self.known.order if self.known is not None else 0
 
     async def release(self) -> None:
-        if self.registry is not None and self.claim is not None:
-            await self.registry.release(self.claim)
+        """Take the claim back. If a write is pending here all the same, the claim becomes that one's again."""
+        if self.registry is None or self.claim is None or self.buffer is None:
+            return
+        key, claim = self.claim.key, self.claim
+        while (pending := self.buffer.pending(key)) is not None and pending.token != claim.token:
+            claim = Claim(key, pending.token)
+            with suppress(RegistryAway):  # the background process finds it
+                await self.registry.claim(claim)
+        if pending is None:
+            await self.registry.release(claim)
 
     async def __aenter__(self) -> None:
         """Acknowledge now."""
@@ -226,4 +248,4 @@ async def claimed(context: RequestContext, acknowledged_at: float, key: ObjectKe
     claim, claimed_at = Claim(key, token_of(acknowledged_at)), context.services.clock.monotonic()
     known = await writes.claim(claim)
     is_changed = known.stamp is None or context.stamps.get(key) != known.stamp
-    return Claimed(writes.registry, claim, known, claimed_at, is_changed)
+    return Claimed(writes.registry, claim, known, claimed_at, is_changed, context.services.writeback)

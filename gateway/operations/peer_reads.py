@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.blocks.cache import BlockCache
@@ -230,9 +230,11 @@ class PeerReads:
     async def _at_once(self, question: PeerQuestion) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
         context = question.context
-        headers = judged_by_the_origin(context.request)
-        of_request = self._services, context.request, context.object_key, context.slot
-        unpinned = begin_unpinned(*of_request, headers, headers, of_peer=True)
+        headers, request = judged_by_the_origin(context.request), context.request
+        pin = {"if-match": request.headers["if-match"]} if "if-match" in request.headers else {}
+        plain = replace(request, headers={name: said for name, said in request.headers.items() if name not in pin})
+        of_request = self._services, plain, context.object_key, context.slot
+        unpinned = begin_unpinned(*of_request, headers, headers | pin, of_peer=True)
         if unpinned is None:
             return None
         with unpinned.get as get:

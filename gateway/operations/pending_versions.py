@@ -6,6 +6,7 @@ This node answers only from its own knowledge; what the origin must judge waits 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,9 +19,10 @@ from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.operations.context import Answer, RequestContext, Response, changed
 from gateway.operations.current_versions import CurrentVersions
 from gateway.operations.read_wishes import judged_by_the_origin, must_bypass
+from gateway.origin.peer_protocol import DURABLE
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import format_http_date, stored_headers, without
+from gateway.s3.headers import EncodedHeaders, format_http_date, stored_headers, without
 from gateway.s3.requests import S3Request, part_number
 from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import is_marker
@@ -148,7 +150,7 @@ class _StagedReader:
         await self._pieces.aclose()
 
 
-HEADER = "x-forebay-durable"
+_DURABLE_LINE = re.compile(rb"(?m)^x-forebay-durable: ([^\r]{0,64})\r\n")
 
 
 def tells_durability(context: RequestContext) -> bool:
@@ -162,8 +164,11 @@ def with_durability(answer: Answer, *, is_durable: bool) -> Answer:
     def told(response: Response) -> Response:
         if response.status >= 400:
             return response
-        said = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
+        said = [value for name, value in response.headers if name == DURABLE]  # the origin may be a gateway, too
+        said += [value.decode("latin-1") for value in _DURABLE_LINE.findall(response.encoded.lines)]
         value = "true" if is_durable and "false" not in said else "false"
-        return replace(response, headers=[*without(response.headers, HEADER), (HEADER, value)])
+        encoded = EncodedHeaders(_DURABLE_LINE.sub(b"", response.encoded.lines))
+        headers = [*without(response.headers, DURABLE), (DURABLE, value)]
+        return replace(response, headers=headers, encoded=encoded)
 
     return changed(answer, told)

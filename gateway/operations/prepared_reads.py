@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.handed_out import HandedOut
 from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
@@ -23,7 +24,7 @@ from gateway.operations.context import AppContext
 from gateway.operations.read_wishes import judged_by_the_origin
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Grant, Slot
 from gateway.s3.headers import is_one_range
 from gateway.s3.origin_habits import NO_HABITS
 from gateway.s3.prepared_head import Conditions
@@ -108,7 +109,7 @@ class _UnverifiedAnswer(PendingAnswer):
 class PreparedRead(VersionAnswers):
     """A GET or HEAD of one object. It refers to few objects: the garbage collector stops all else to visit them."""
 
-    __slots__ = ("_blocks", "_file", "_hold", "_is_head", "_key", "_services", "_slot", "_tally")
+    __slots__ = ("_blocks", "_file", "_hold", "_is_head", "_key", "_of_whole", "_services", "_slot", "_tally")
 
     def __init__(
         self,
@@ -129,6 +130,8 @@ class PreparedRead(VersionAnswers):
         self._blocks = blocks
         self._is_head = operation is Operation.HEAD_OBJECT
         self._tally = tally
+        self._of_whole: AnswerTally | None = None
+        """The counter of whole objects that clients read themselves."""
 
     def is_pending(self) -> bool:
         """Tell whether a write may be pending. Call it before `holds`: a flush enters the catalog before it ends."""
@@ -154,10 +157,40 @@ class PreparedRead(VersionAnswers):
             return PreparedAnswer(head, tally, span, self._key, self._file)
         return _UnverifiedAnswer(PreparedAnswer(head, tally, None, self._key, self._file), span)
 
-    def _judged(self, conditions: Conditions) -> AnswerHead | None:
+    @property
+    def key(self) -> ObjectKey:
+        return self._key
+
+    def hand_out(self, first: int, count: int) -> HandedOut | None:
+        """Return bytes for a client that reads files itself, if they are here; `count` 0: to the end. None: by HTTP."""
+        left = self.size_bytes - first
+        if left <= 0 or self._is_doubtful():
+            return None
+        return self._blocks.hand_out(first, count if 0 < count < left else left)
+
+    def handed_out(self, size_bytes: int) -> AnswerTally:
+        """Return the counter of answers with such bytes, and count them as read, of a checkpoint's file."""
+        if self._file is not None and self._services.reads is not None:
+            self._services.reads.begin(self._file)
+            self._services.reads.end(self._file, size_bytes)
+        if size_bytes != self.size_bytes:
+            return self._tally(Operation.GET_OBJECT, self._slot, 206)
+        if self._of_whole is None:
+            self._of_whole = self._tally(Operation.GET_OBJECT, self._slot, 200)
+        return self._of_whole
+
+    def may_be_shown(self, grant: Grant) -> bool:
+        """Return whether a caller may have files of the slot that hold other objects, too, if it may read those."""
+        return grant.covers(self._slot.prefix.bucket, self._slot.prefix.key_prefix)
+
+    def _is_doubtful(self) -> bool:
+        """Return whether perhaps only the origin can answer, though some blocks are here."""
         habits = self._services.catalog.habits(self._key.bucket)
-        if habits != NO_HABITS and habits.concern(self._blocks.version):
-            return None  # perhaps only the origin can answer, though some blocks are here
+        return habits is not NO_HABITS and habits != NO_HABITS and habits.concern(self._blocks.version)
+
+    def _judged(self, conditions: Conditions) -> AnswerHead | None:
+        if self._is_doubtful():
+            return None
         if not conditions:
             return self.whole()
         if self._is_head and "range" in conditions:
@@ -210,8 +243,12 @@ class StrictRead:
     def answer(self, conditions: Conditions) -> PendingAnswer | None:
         """Return an answer to ask the origin for; None: call `read_object`, which asks."""
         asked, latest = conditions.get("range"), self.latest
-        is_likely = latest.read is not None if latest is not None else asked is None or is_one_range(asked)
+        is_likely = (latest is None or latest.read is not None) and (asked is None or is_one_range(asked))
         return _AskedAnswer(self, conditions) if is_likely else None
+
+    async def asked(self) -> PreparedRead | None:
+        """Ask the origin; return reads of the version that it names. None: `read_object` answers. Raises as `ask`."""
+        return self.known(await self.services.catalog.ask(self.key, self.slot, headers=self.headers)).read
 
     def known(self, head: ObjectHead) -> _Told:
         """Return the origin's answer, computed anew if it differs from the last one."""

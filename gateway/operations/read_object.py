@@ -22,7 +22,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from gateway.blocks.origin_gets import UnpinnedResponse
+from gateway.blocks.origin_gets import TURN_SECONDS_MAX, UnpinnedResponse
 from gateway.blocks.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectVersion, PinnedFileSpan
@@ -32,6 +32,7 @@ from gateway.operations.passthrough import no_body
 from gateway.operations.read_wishes import response_overrides
 from gateway.operations.unpinned_reads import Refused, ask_unpinned, begin_unpinned
 from gateway.operations.version_answers import AnswerHead, VersionAnswers
+from gateway.origin.client import PATIENCE, Patience
 from gateway.origin.retry import asks_for_retry
 from gateway.s3.headers import EncodedHeaders, filter_response_headers
 from gateway.telemetry import metrics
@@ -212,6 +213,14 @@ class _Get:
 
     async def fetched(self, known: ObjectHead | None) -> Response:
         """Return the answer by the known version, or the one that is asked for; again if it has changed."""
+        patience = Patience(TURN_SECONDS_MAX)
+        PATIENCE.set(patience)
+        try:
+            return await self._fetched(known)
+        finally:
+            patience.end()
+
+    async def _fetched(self, known: ObjectHead | None) -> Response:
         versions, again = self.versions, False
         self.before = known.version if known is not None else versions.last_known()
         if known is None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.core.errors import S3Error
+from gateway.core.errors import RegistryAway, S3Error
 from gateway.core.model import ObjectKey
 from gateway.operations.buckets import bucket_answer, create_bucket, list_buckets
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.context import Answer, RequestContext, Response, awaited
 from gateway.operations.current_versions import CurrentVersions
 from gateway.operations.delete_objects import delete_objects, delete_pending
@@ -66,6 +67,8 @@ from gateway.s3.requests import (
     with_hoisted_headers,
 )
 from gateway.writeback.bounds import Bound
+from gateway.writeback.checkpoints.layouts import member_of, rules_of
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.records import State
 from gateway.writeback.pending_reader import FileGone
 
@@ -256,12 +259,30 @@ def _read(context: RequestContext, attempts_left: int = _READ_RACES_MAX) -> Answ
     named = name_by_bucket_etags(context) if context.slot.is_buffered else None
     if named is None and not tells:
         return None
+    if not tells:
+        return _read_at_origin(context, named)
+    is_durable, writes = not buffer.look(lambda tx: tx.checkpoints.is_rest_pending(key)), context.cluster_writes
+    if is_durable and writes is not None and writes.asks(context.slot):
+        return _read_told_over_nodes(context, writes, named)
+    return with_durability(_read_at_origin(context, named), is_durable=is_durable)
+
+
+def _read_at_origin(context: RequestContext, named: LastOwnWrite | None) -> Answer:
     answer = _origin_answer(context)
-    if named is not None:
-        answer = as_named(answer, named)
-    if tells:
-        answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.checkpoints.is_rest_pending(key)))
-    return answer
+    return answer if named is None else as_named(answer, named)
+
+
+async def _read_told_over_nodes(context: RequestContext, writes: ClusterWrites, named: LastOwnWrite | None) -> Response:
+    """Answer for a marker that the origin has. It is durable if no node has more of its checkpoint than the origin."""
+    key, is_durable = context.object_key, True
+    if (member := member_of(key, rules_of(context.slot.checkpoints))) is not None:
+        prefix = member.checkpoint.prefix
+        is_durable = not context.buffer.look(lambda tx: tx.checkpoints.is_left(key.bucket, prefix))
+        try:
+            is_durable = is_durable and not await writes.is_checkpoint_left(key.bucket, prefix)
+        except RegistryAway:  # nobody can say that it is
+            is_durable = False
+    return await awaited(with_durability(_read_at_origin(context, named), is_durable=is_durable))
 
 
 async def _read_while_here(context: RequestContext, answer: Awaitable[Response], attempts_left: int) -> Response:

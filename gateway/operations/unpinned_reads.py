@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.core.errors import OriginAnswered, OriginBodyError
 from gateway.core.model import ByteRange, ObjectKey
-from gateway.metadata.catalog import CHECKSUM_MODE, may_be_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, is_plainly_asked, may_be_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get
 from gateway.operations.context import AppContext, RequestContext
 from gateway.operations.read_wishes import first_bytes_asked, vary_headers
@@ -74,13 +74,17 @@ def begin_unpinned(
         return None  # the answer could not be continued
     fields: Mapping[str, str] = vary_headers(headers)
     roles = services.roles
-    by_nodes = roles is not None and "cache-control" not in asked.headers and may_be_remembered(slot, fields)
-    if roles is not None and by_nodes and not of_peer:
+    is_plain = "cache-control" not in asked.headers and is_plainly_asked(fields)
+    by_nodes = roles is not None and is_plain and may_be_remembered(slot, fields)
+    # A frozen version is the same wherever it comes from. Its owner asks the bucket, with a HEAD if it has the block.
+    if roles is not None and not of_peer and (by_nodes or (is_plain and "if-match" in conditions and not whole)):
         fields = roles.headers(key, wanted.first // blocks.block_size_of(slot.name), fields, slot.name)
         if COPY in fields and whole:
             return None  # the checksums come with the HEAD, and the bytes from each block's owner
         if COPY in fields:
             conditions = {**conditions, COPY: fields[COPY]}
+    if COPY not in fields and services.reads_near(key, slot.name):
+        return None  # the source names the version, and a replica gives its bytes
     get = blocks.begin_unpinned_get(key, wanted.first, fields)
     if get is None:
         return None

@@ -12,10 +12,11 @@ own write, it voids what is remembered, and the next read asks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from gateway.blocks.cache import BlockCache
 from gateway.core.errors import OriginAnswered, S3Error
@@ -24,23 +25,24 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.context import Closable, RequestContext, Response
 from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin.retry import may_be_done
-from gateway.policy.registry import Stores
+from gateway.policy.registry import WHOLE_BUCKET, Stores
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import plain_etag
 
 
-async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> Response:
+async def with_invalidation(change: WriteScope, write: Coroutine[Any, Any, Response]) -> Response:
     """Carry out a write so that all clients see it once its client has the answer.
 
     An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) ends with its result, so the
     catalog forgets before each piece of the body is passed on.
     """
     try:
-        change.write_down()
-        await change.begin()
-        change.forget()
-        reply = await write
+        with closing(write):  # it is not begun if the change is not
+            change.write_down()
+            await change.begin()
+            change.forget()
+            reply = await write
     except BaseException as error:
         change.forget()
         # The request has certainly ended if the origin has refused it, or was not asked. A 503 of the origin's own is a
@@ -148,6 +150,15 @@ class OriginEvents:
         for key in {ObjectKey(event.bucket, event.key): None for event in outdated}:
             await self._blocks.invalidate(key)
         return reasons
+
+    async def forget_bucket(self, bucket: str) -> None:
+        """Remember nothing of a bucket and its keys on this node. Afterwards every read asks the origin first."""
+        await invalidate(WriteScope(self._catalog, self._slots, bucket, None))
+
+    async def forget_elsewhere(self, bucket: str) -> None:
+        """Tell the other nodes to forget a bucket. A node that does not answer keeps to its bounds."""
+        if self._others is not None:
+            await self._others.forget(bucket, [WHOLE_BUCKET])
 
     def _is_of_known_version(self, event: ObjectEvent) -> bool:
         """Return whether the event is about the version whose blocks are here, as events of own writes are."""

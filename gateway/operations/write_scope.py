@@ -24,6 +24,9 @@ class Announcer(Protocol):
     async def end(self, keys: Sequence[ObjectKey]) -> None:
         """Tell that the keys have changed. RegistryAway."""
 
+    async def forget_bucket(self, bucket: str) -> None:
+        """Tell the other nodes to forget a bucket. A node that does not answer keeps to its bounds."""
+
 
 class WriteScope:
     """The keys of a bucket that a write may change, or, without keys, all that it holds."""
@@ -43,6 +46,7 @@ class WriteScope:
         told = self._keys if self._keys is not None else [ObjectKey(bucket, WHOLE_BUCKET)] if bucket else []
         self._told = [key for key in told if announcer is not None and announcer.must_know(key)]
         self._announcer = announcer if self._told else None
+        self._of_bucket = announcer if keys is None and bucket else None
         self._listed = [key.key for key in self._keys or () if slots.find(*key).consistency != "strict"]
         self._write: OwnWrite | None = None
         self._written_down: Sequence[int] = ()
@@ -72,6 +76,8 @@ class WriteScope:
         self.forget()
         if self._announcer is not None:
             await self._announcer.end(self._told)
+        if self._of_bucket is not None and self._bucket is not None:
+            await self._of_bucket.forget_bucket(self._bucket)
 
     async def end(self) -> None:
         """End the change, when the origin has done its work or failed; until then LIST asks it about the keys."""

@@ -7,6 +7,7 @@ character stands for one byte of the wire, so that every value passes through un
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,8 +29,10 @@ AddressingStyle = Literal["auto", "path", "virtual"]
 class OriginSettings:
     """How to reach an origin.
 
-    `endpoint_url` None is AWS's own endpoint of the region. `ca_bundle` are certificates; None trusts the system's
-    authorities. `proxy` is an http:// URL, hidden because it may carry a password.
+    `endpoint_url` None is AWS's own endpoint of the region; `dialect` names a row of dialects.py; `datanodes`
+    are the hosts to which a namenode may send reads (none: those of its own domain). `ca_bundle` are
+    certificates; None trusts the system's authorities. `proxy` is an http:// URL, hidden because
+    it may carry a password.
 
     `first_byte_timeout_seconds`: a GET of an object or a HEAD is given up when its answer has not begun; and what else
     waits is given up when the origin does not answer a simple question either. `stall_timeout_seconds`: a body that is
@@ -43,6 +46,8 @@ class OriginSettings:
     endpoint_url: str | None = None
     region: str = "us-east-1"
     addressing_style: AddressingStyle = "auto"
+    dialect: str = "auto"
+    datanodes: tuple[str, ...] = ()
     ca_bundle: PemFile | None = None
     proxy: str | None = field(default=None, repr=False)
     connect_timeout_seconds: float = 3.0
@@ -103,6 +108,32 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
 """True if a client waits for the work that a request belongs to, whatever its purpose. It may change during the
 request. None: the purpose decides."""
+
+
+class Patience:
+    """The time that one request has for all waits for its turns until its answer begins."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    def left_seconds(self) -> float:
+        return self._until - asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """Bound nothing any more: the answer begins, and what was begun for it may go on for others."""
+        self._until = math.inf
+
+
+PATIENCE: ContextVar[Patience | None] = ContextVar("origin_patience", default=None)
+"""Patience of the request for which something waits. Those who share a wait share that of the first."""
+
+
+def turn_seconds(seconds_max: float) -> float:
+    """Return how long a wait for a turn may last: as long as such a wait, and as the request's patience."""
+    patience = PATIENCE.get()
+    return seconds_max if patience is None else min(seconds_max, patience.left_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +234,9 @@ class OriginRequest:
     waited_seconds: float = 0.0
     begun: BegunRead | None = None
     """The request as it was sent already: `send` goes on with it."""
+
+    replica: int | None = None
+    """Which of the bucket's replicas is asked, and nobody else, by its place in the configuration."""
 
 
 class OriginHead(Protocol):
@@ -316,8 +350,17 @@ class WrappedResponse(ClosedAtExit):
     async def read(self, limit_bytes: int) -> bytes:
         return await self._response.read(limit_bytes)
 
+    def doubt(self) -> None:
+        """Have its replica, if it came from one, not asked for this version for a while: its body was no good."""
+        doubt(self._response)
+
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+def doubt(response: object) -> None:
+    """As `WrappedResponse.doubt`, of any response."""
+    getattr(response, "doubt", lambda: None)()
 
 
 @immutable
@@ -370,13 +413,14 @@ def begin_read_of(origin: Origin) -> BeginRead:
 
 
 class RoutedOrigin:
-    """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all.
+    """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all, and `behind` them.
 
     A copy goes to the home of its target: its sender has checked that its source is there, too.
     """
 
-    def __init__(self, main: Origin, by_bucket: Mapping[str, Origin]) -> None:
+    def __init__(self, main: Origin, by_bucket: Mapping[str, Origin], behind: Sequence[Origin] = ()) -> None:
         self._main = main
+        self._behind = behind
         self._by_bucket = dict(by_bucket)
         self._begin_main = begin_read_of(main)
         self._begin_by_bucket = {bucket: begin_read_of(origin) for bucket, origin in by_bucket.items()}
@@ -389,5 +433,5 @@ class RoutedOrigin:
         return self._begin_by_bucket.get(request.bucket or "", self._begin_main)(request, on_end)
 
     async def aclose(self) -> None:
-        for origin in {id(one): one for one in (self._main, *self._by_bucket.values())}.values():
+        for origin in {id(one): one for one in (self._main, *self._by_bucket.values(), *self._behind)}.values():
             await origin.aclose()

@@ -41,6 +41,8 @@ FROM = "x-forebay-from"
 """The asker's own address, which others may be told."""
 NONCE = "x-forebay-nonce"
 """128 random bits, hexadecimal: a request with one that was seen before is a replay."""
+TO = "x-forebay-to"
+"""The peer's own address, as its last answer had it in BY: no other node takes the request."""
 PURPOSE = "x-forebay-purpose"
 """The `Purpose` of the read."""
 DOUBT = "x-forebay-doubt"
@@ -62,9 +64,19 @@ In an answer, NOT_PENDING: what it asks for is not pending there.
 ANY_STORE, NOT_PENDING = "*", "not-pending"
 STORE_PATH: Final = b"/-/store"
 
+DURABLE: Final = "x-forebay-durable"
+"""Says whether the bucket has all that a marker speaks for; clients get this header, too."""
+
+NOT_ABSORBED: Final = "x-forebay-not-absorbed"
+"""Why a client's write, sent on, goes through; clients get this header, too."""
+
+FOR_CLIENTS: Final = frozenset({DURABLE, NOT_ABSORBED})
+
 # Of answers; the proof covers them and all that tells of the object.
 AGE = "x-forebay-age"
 """Seconds since the bucket was asked about the object."""
+BY = "x-forebay-by"
+"""The peer's own address, which the asker may know it by or not."""
 DATE = "x-forebay-date"
 """The `Date` of the bucket's answer."""
 CRC32C = "x-forebay-crc32c"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
@@ -161,7 +161,7 @@ class SocketReceiver:
         return count
 
 
-async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:
+async def gathered(pieces: AsyncIterator[bytes | memoryview], into: ReceiveBuffer) -> AsyncGenerator[memoryview, None]:
     """Gather pieces in a buffer: each result is a view of it, valid until the next is requested.
 
     Bytes that came before a failure are yielded before it is raised.

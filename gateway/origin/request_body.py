@@ -11,6 +11,7 @@ small for S3 (8 KiB) or too large for others (16 MiB).
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -67,10 +68,22 @@ class RequestBody:
 NO_BODY = RequestBody(EMPTY_SHA256, {}, {}, b"")
 
 
-def request_body(request: OriginRequest) -> RequestBody:
+def is_about_checksums(name: str) -> bool:
+    return name.startswith(("x-amz-checksum-", "x-amz-sdk-checksum-"))
+
+
+def request_body(request: OriginRequest, *, checksums: bool = True) -> RequestBody:
+    """Return the body of a request. Without `checksums`, one that follows the body is verified here alone.
+
+    A Content-MD5 stands for those of a body in memory: DeleteObjects needs one of them.
+    """
     if not isinstance(request.body, StreamedBody):
-        return _in_memory(request.method, request.body)
-    if request.body.trailer_name is not None:
+        body = _in_memory(request.method, request.body)
+        if checksums or "content-md5" in request.headers or not any(map(is_about_checksums, request.headers)):
+            return body
+        md5 = base64.b64encode(hashlib.md5(request.body, usedforsecurity=False).digest()).decode()
+        return replace(body, signed_headers={"content-md5": md5}) if request.body else body
+    if request.body.trailer_name is not None and checksums:
         return _with_trailer(request, request.body, request.body.trailer_name)
     content = StreamedContent(request.body.chunks, request.body.length_bytes)
     return RequestBody(request.body.payload_hash, {}, _framing(request.body.length_bytes), content)

@@ -38,7 +38,7 @@ _REFUSALS = frozenset({501, 503, 505, 507, 508, 511})
 """Statuses that mean "not implemented", "later", "no such version", "no room", "in a loop" and "not you"."""
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
 
-_CODES_OF_RATES = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "Throttling"})
+_CODES_OF_RATES = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "ServerBusy", "Throttling"})
 
 
 def asks_for_retry(status: int) -> bool:
@@ -167,7 +167,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: float) -> float | None:
 
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-_CONDITION = re.compile(r"(?:^|-)if-")
+_CONDITION = re.compile(r"(?:^|-)if-|-forbid-overwrite$")
 _SOURCE = "x-amz-copy-source"
 _APPEND = "x-amz-write-offset-bytes"
 _CONDITIONS_OF_ENTRIES = (b"ETag>", b"LastModifiedTime>", b"Size>")

@@ -39,6 +39,7 @@ from gateway.origin.client import (
     StreamedBody,
     begin_read_of,
 )
+from gateway.origin.conditional_writes import send_in
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Connection, Supervision
@@ -140,16 +141,18 @@ class S3Origin:
         rates: RequestRateLimits | None = None,
         rng: random.Random | None = None,
         hedges: bool = True,
+        signer: type[RequestSigner] = RequestSigner,
     ) -> None:
         """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which.
 
-        `hedges` False: no request is sent on a second connection.
+        `hedges` False: no request is sent on a second connection. `signer` says how requests are signed.
         """
         self._settings = settings
         self._clock = clock
         self._addressing = Addressing(settings)
         signs = credentials_of if credentials_of is not None else (lambda _: credentials)
-        self._signer = RequestSigner(signs, settings.region, clock, instance_id)
+        self._dialect = self._addressing.dialect
+        self._signer = signer(signs, settings.region, clock, instance_id, self._dialect)
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
@@ -169,6 +172,11 @@ class S3Origin:
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
+        if self._dialect.is_plain:
+            return await self._send(request)
+        return await send_in(self._dialect, request, self._send)
+
+    async def _send(self, request: OriginRequest) -> OriginResponse:
         target = self._addressing.target(request.bucket, request.key, request.query)
         source = None
         if isinstance(request.body, StreamedBody):
@@ -187,7 +195,8 @@ class S3Origin:
                 if self._rates is not None and not self._rates.passes(request) and not breaker.is_open:
                     await self._hold(sending, self._rates)
                 sending.is_charged = True
-            body = NO_BODY if sending.is_read and not request.body else request_body(request)
+            has_checksums = self._dialect.has_checksums
+            body = NO_BODY if sending.is_read and not request.body else request_body(request, checksums=has_checksums)
             try:
                 response = await self._attempt(sending, body)
             except OriginBusy:
@@ -224,7 +233,8 @@ class S3Origin:
         """
         target = self._addressing.target(request.bucket, request.key, ())
         breaker = self._breaker(target.host)
-        if self._begun_count >= BEGUN_MAX or breaker.hears_from_others():
+        is_told = request.method == "GET" or self._dialect.length == "content-length"
+        if self._begun_count >= BEGUN_MAX or breaker.hears_from_others() or not is_told:
             return None
         head = self._signer.head_now(request, target, self._client.head)
         connection = self._client.connection_now(target, Claim(ACCOUNT.get())) if head is not None else None
@@ -296,6 +306,11 @@ class S3Origin:
                 await self._probed(sending, None)
             raise
         breaker.answered()
+        dialect, told = self._dialect, response.headers
+        if "x-amz-request-id" not in told and dialect.request_id in told:
+            response.headers = told = {**told, "x-amz-request-id": told[dialect.request_id]}
+        if "content-length" not in told and dialect.length in told and request.method == "HEAD":
+            response.headers = {**told, "content-length": told[dialect.length]}
         return response
 
     async def _is_back(self, sending: _Sending) -> None:
@@ -480,7 +495,7 @@ class S3Origin:
         if response.status == 400 and code in ("AuthorizationHeaderMalformed", None) and not sending.region_corrected:
             sending.region_corrected = True
             return self._signer.learn_region(sending.request.bucket, wanted_region(document, response))
-        if response.status == 403 and code in (CLOCK_CODE, None) and not sending.time_corrected:
+        if response.status == 403 and code in _CLOCK_CODES and not sending.time_corrected:
             sending.time_corrected = True
             if self._signer.learn_time(parse_http_date(response.headers.get("date", ""))):
                 self._failures.tell(self._clock.monotonic())  # a clock that is wrong is told soon
@@ -636,6 +651,9 @@ class _Limits:
 
 
 CLOCK_CODE = "RequestTimeTooSkewed"
+
+_CLOCK_CODES = (CLOCK_CODE, "AuthenticationFailed", None)
+"""Codes that may mean a wrong clock: Azure has one for all that is wrong with a signature, and HEAD has none."""
 
 _KEY_REFUSED = "the origin refuses the gateway's own key"
 

@@ -25,15 +25,15 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
 from gateway.core.model import immutable
-from gateway.origin.client import AddressingStyle, CredentialSource, KeyPair, OriginRequest, OriginSettings
-from gateway.origin.request_body import NO_BODY, RequestBody
+from gateway.origin.client import CredentialSource, KeyPair, OriginRequest, OriginSettings
+from gateway.origin.dialects import S3, Dialect, dialect_of
+from gateway.origin.request_body import NO_BODY, RequestBody, is_about_checksums
 from gateway.s3.requests import encode_key, encode_path, encode_query
-from gateway.s3.signature_v4 import PathSignatures, sign_headers
+from gateway.s3.signature_v4 import AWS4, GOOG4, PathSignatures, sign_headers
 
 Query = Sequence[tuple[str, str | None]]
 
 _DNS_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-_AWS_HOST = re.compile(r"(^|\.)amazonaws\.com(\.cn)?$")
 
 
 @immutable
@@ -75,8 +75,13 @@ def _default_endpoint(region: str) -> str:
 
 
 def origin_name(endpoint_url: str) -> str:
-    """Return the host of an endpoint, and its port where that is not the scheme's own: in metrics."""
-    return _host_header(urlsplit(endpoint_url))
+    """Return the host of an endpoint, and its port where that is not the scheme's own: in metrics. Or the directory."""
+    if endpoint_url.startswith("file:"):
+        return urlsplit(endpoint_url).path
+    if endpoint_url.startswith("azure"):
+        endpoint_url = endpoint_url.replace("azure+", "", 1).replace("azure:", "https:", 1)
+    url = urlsplit(endpoint_url)
+    return _host_header(url) if url.scheme in DEFAULT_PORTS else url.netloc.rpartition("@")[2]
 
 
 def _host_header(url: SplitResult) -> str:
@@ -97,25 +102,25 @@ class Addressing:
         self._scheme = url.scheme
         self.host = self._host = _host_header(url)
         self._base_path = url.path.rstrip("/")
+        self.dialect = dialect_of(settings.dialect, url.hostname)
         self._style = settings.addressing_style
-        self._is_aws = _AWS_HOST.search(url.hostname) is not None
+        if self._style == "auto":
+            self._style = self.dialect.auto_addressing
 
     def target(self, bucket: str | None, key: str | None, query: Query) -> Target:
         """Return where a request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
         encoded_query = encode_query(query) if query else ""
         if bucket is None:
             return Target(self._scheme, self._host, f"{self._base_path}/", encoded_query)
-        if _is_virtual(self._style, self._is_aws, bucket):
+        if self._style == "virtual" and _is_dns_name(bucket):
             path = "/" if key is None else f"/{encode_key(key)}"
             return Target(self._scheme, f"{bucket}.{self._host}", f"{self._base_path}{path}", encoded_query)
         return Target(self._scheme, self._host, f"{self._base_path}{encode_path(bucket, key)}", encoded_query)
 
 
 @lru_cache(maxsize=1024)
-def _is_virtual(style: AddressingStyle, is_aws: bool, bucket: str) -> bool:
-    """Keep a name with dots in the path with `auto`: it does not match the endpoint's wildcard certificate."""
-    if style == "path" or (style == "auto" and not is_aws):
-        return False
+def _is_dns_name(bucket: str) -> bool:
+    """Keep a name with dots in the path: it does not match the endpoint's wildcard certificate."""
     return _DNS_BUCKET.fullmatch(bucket) is not None
 
 
@@ -333,7 +338,10 @@ class SignedHead(NamedTuple):
 class RequestSigner:
     """Knows the key pairs, the region of each bucket and how far the origin's clock is from ours."""
 
-    def __init__(self, credentials_of: CredentialsOf, region: str, clock: Clock, instance_id: str) -> None:
+    def __init__(
+        self, credentials_of: CredentialsOf, region: str, clock: Clock, instance_id: str, dialect: Dialect = S3
+    ) -> None:
+        self._dialect = dialect
         self._credentials_of = credentials_of
         self._region = region
         self._clock = clock
@@ -397,6 +405,15 @@ class RequestSigner:
         hops = headers.get(HOP_HEADER)
         headers[HOP_HEADER] = self._instance_id if hops is None else f"{hops}, {self._instance_id}"
         headers.update(body.signed_headers)
+        if not self._dialect.has_checksums:
+            headers = {name: value for name, value in headers.items() if not is_about_checksums(name)}
+        family = AWS4
+        if self._dialect.is_google and any(name.startswith(GOOG4.headers) for name in headers):
+            family, amz = GOOG4, AWS4.headers  # the store refuses both kinds in one request
+            headers = {
+                f"{GOOG4.headers}{name.removeprefix(amz)}" if name.startswith(amz) else name: value
+                for name, value in headers.items()
+            }
         added, signatures = sign_headers(
             request.method,
             target.path,
@@ -408,8 +425,11 @@ class RequestSigner:
             session_token=pair.session_token,
             region=self.region_of(request.bucket),
             now=now,
+            family=family,
         )
         headers.update(added)
+        if self._dialect.unsigned and request.key is not None and request.method in ("GET", "HEAD"):
+            headers.update(self._dialect.unsigned)
         headers.update(body.framing_headers)
         return headers, signatures
 

@@ -20,6 +20,9 @@ BOUND_SECONDS_MAX: Final = 600.0
 
 MEMBERS_TOLD_MAX: Final = 4096
 
+SEQUENCE_BITS: Final = 40
+"""A stamp or claim is the run's 24 bits, and then so many of the sequence, which also numbers claims' `order`."""
+
 KEYS_MAX: Final = 1000
 """The most keys of one question."""
 
@@ -28,10 +31,14 @@ WHOLE_BUCKET: Final = ""
 
 
 class KnownKeys(NamedTuple):
-    """Some keys of a bucket, in order, with what is known. The next ones begin at `end`; None: there are no more."""
+    """Some keys of a bucket, in order, with what is known. The next ones begin at `end`; None: there are no more.
+
+    `has_changes`: all that has changed is among them; else nothing that is remembered counts.
+    """
 
     rows: Sequence[tuple[bytes, Known]]
     end: bytes | None = None
+    has_changes: bool = True
 
 
 class Registry(Protocol):
@@ -48,6 +55,9 @@ class Registry(Protocol):
 
     async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
         """Return the first known keys in [start, stop)."""
+
+    async def holders(self, bucket: str, start: bytes, stop: bytes) -> Sequence[str]:
+        """Return the other stores that have something pending in [start, stop)."""
 
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         """Stamp keys that are about to be written past the buffer."""
@@ -85,7 +95,7 @@ class StoreEntry(BaseModel):
 
 
 class StoreUpload(BaseModel):
-    """An open upload as ListMultipartUploads shows it. `rest` is XML; `origin_upload_id`: the origin's name of it."""
+    """An open upload as ListMultipartUploads shows it. `rest` is XML."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -93,24 +103,50 @@ class StoreUpload(BaseModel):
     upload_id: str
     initiated: float
     rest: str
-    origin_upload_id: str | None
 
 
 class StoreQuestion(BaseModel):
     """A question to another node about what its buffer has pending; `forget` and `hurry` ask it to do something.
 
-    `entries`: what of these keys is pending there? `names`: which are the first KEYS_MAX keys from the first of these
-    two places (bytes, as Latin-1) to before the second? `uploads`: which uploads are open under a prefix (the one key)?
+    `entries`: what of these keys is pending there?
+    `names`: which are the first KEYS_MAX keys from the first of these two places (bytes, as Latin-1) to the second?
+    `uploads`: which uploads are open under a prefix, from a key on (the two keys)?
+    `at-origin`: by which ids has the origin uploads of these keys that belong to that node's writes?
+    `earlier`: which writes under a prefix does a marker of this order wait for (KEYS_MAX names at most)?
+    `behind`: which of the keys behind the first, a marker of this order, have writes that wait for it?
+    `left`: for which of these checkpoints does the bucket lack something that was acknowledged there?
     `forget`: the keys have changed. `hurry`: flush them before others.
+
+    These are answered by a `document` in JSON:
+
+    `flush`: send what lies under a prefix (a URL) before others; with `through`: what is left of that?
+    `checkpoints`: what is known of checkpoints under a prefix (a URL), behind a token?
+    `reads`: how far were files of these checkpoints read?
     """
 
     model_config = ConfigDict(frozen=True)
 
-    verb: Literal["entries", "names", "uploads", "forget", "hurry"]
+    verb: Literal[
+        "entries",
+        "names",
+        "uploads",
+        "at-origin",
+        "earlier",
+        "behind",
+        "left",
+        "flush",
+        "checkpoints",
+        "reads",
+        "forget",
+        "hurry",
+    ]
     members: str = ""
     """Digest of the members that the asker knows."""
     bucket: Annotated[str, Field(max_length=255)]
     keys: Annotated[tuple[str, ...], Field(max_length=KEYS_MAX)]
+    order: int = 0
+    through: int | None = None
+    is_name: bool = False
 
 
 class StoreAnswer(BaseModel):
@@ -125,6 +161,9 @@ class StoreAnswer(BaseModel):
     members: Annotated[tuple[str, ...], Field(max_length=MEMBERS_TOLD_MAX)] = ()
     """Addresses of all members, if the asker knows others."""
     uploads: tuple[StoreUpload, ...] = ()
+    end: str | None = None
+    """The first key whose uploads are not told; None: all are."""
+    document: str = ""
 
 
 class Stores(Protocol):
@@ -134,6 +173,9 @@ class Stores(Protocol):
     """
 
     def is_known(self, store: str) -> bool: ...
+
+    def name_of(self, store: str) -> str:
+        """Return the name of the node that has a buffer, for people."""
 
     async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
         """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
@@ -146,5 +188,8 @@ class Stores(Protocol):
     async def forget(self, bucket: str, keys: Sequence[str]) -> None:
         """Make the other nodes forget keys. A node that does not answer keeps to its bounds."""
 
-    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
-        """Return the uploads that are open in all of them under a prefix."""
+    async def uploads(self, bucket: str, prefix: str, start: str) -> tuple[Sequence[StoreUpload], str | None]:
+        """Return the uploads that are open in all of them under a prefix, from a key on and before another."""
+
+    async def at_origin(self, bucket: str, keys: Sequence[str]) -> frozenset[str]:
+        """Return the ids by which the origin has uploads of these keys that belong to writes of other nodes."""

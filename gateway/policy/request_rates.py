@@ -39,7 +39,7 @@ import structlog
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBusy
-from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.client import Direction, OriginRequest, Purpose, turn_seconds
 from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
@@ -447,7 +447,7 @@ class RequestRates:
         longest_seconds = self._wait_seconds_max
         if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
             longest_seconds *= BACKGROUND_WAIT_FACTOR
-        deadline = began + longest_seconds - waited_seconds
+        deadline = began + turn_seconds(longest_seconds - waited_seconds)
         rank = rank_of(request.purpose)
         for rate in self._rates_of(request):
             limiter = self._limiter(rate, request)
@@ -459,7 +459,7 @@ class RequestRates:
                     metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, request.slot)
                     raise OriginBusy(
                         f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
-                        f"sent in {longest_seconds:g} s"
+                        "sent in time"
                     ) from None
                 self._need(rate)
         throttled_seconds = self._clock.monotonic() - began

@@ -16,6 +16,7 @@ metadata".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
@@ -26,13 +27,17 @@ from gateway.s3.requests import check_bucket, check_key
 
 
 class ObjectEvent(NamedTuple):
-    """Something happened to an object. `etag` is without quotes, None where the event does not give it."""
+    """Something happened to an object, at a time in seconds since 1970.
+
+    `etag` is without quotes. It and the time are None where the event does not give them.
+    """
 
     place: str
     name: str
     bucket: str
     key: str
     etag: str | None
+    at: float | None = None
 
 
 class OtherEvent(NamedTuple):
@@ -123,10 +128,11 @@ def _of_notification(record: dict[str, Any], place: str) -> list[Event]:
         return [OtherEvent(place, f"eventSource is {source!r}, and not S3's")]
     bucket, found = _child(s3, "bucket"), _child(s3, "object")
     raw = found.get("key")
-    event = _event(f"{place}.s3", record.get("eventName"), bucket.get("name"), _decoded(raw), found.get("eTag"))
+    name, at = record.get("eventName"), record.get("eventTime")
+    event = _event(f"{place}.s3", name, bucket.get("name"), _decoded(raw), found.get("eTag"), at)
     if source == "aws:s3" or not isinstance(event, ObjectEvent) or event.key == raw:
         return [event]
-    return [event, _event(f"{place}.s3", event.name, event.bucket, raw, event.etag)]
+    return [event, _event(f"{place}.s3", event.name, event.bucket, raw, event.etag, at)]
 
 
 def _of_event_bridge(document: dict[str, Any], place: str) -> Event:
@@ -136,10 +142,10 @@ def _of_event_bridge(document: dict[str, Any], place: str) -> Event:
         return OtherEvent(place, f"source is {source!r}, and not 'aws.s3'")
     bucket, found = _child(detail, "bucket"), _child(detail, "object")
     name, etag = document.get("detail-type"), found.get("etag")
-    return _event(f"{place}.detail", name, bucket.get("name"), found.get("key"), etag)
+    return _event(f"{place}.detail", name, bucket.get("name"), found.get("key"), etag, document.get("time"))
 
 
-def _event(place: str, name: Any, bucket: Any, key: Any, etag: Any) -> Event:
+def _event(place: str, name: Any, bucket: Any, key: Any, etag: Any, at: Any) -> Event:
     if not isinstance(bucket, str) or not bucket:
         return OtherEvent(f"{place}.bucket.name", "must be the name of a bucket", malformed=True)
     if not isinstance(key, str) or not key:
@@ -150,7 +156,15 @@ def _event(place: str, name: Any, bucket: Any, key: Any, etag: Any) -> Event:
     except (S3Error, UnicodeEncodeError):
         return OtherEvent(place, "no object has such a name", malformed=True)
     etag = etag.strip('"') if isinstance(etag, str) else None
-    return ObjectEvent(place, name if isinstance(name, str) else "", bucket, key, etag or None)
+    return ObjectEvent(place, name if isinstance(name, str) else "", bucket, key, etag or None, _time_of(at))
+
+
+def _time_of(text: Any) -> float | None:
+    """Return an ISO 8601 time in seconds since 1970; None where it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _decoded(raw: Any) -> str | None:

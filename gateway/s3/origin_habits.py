@@ -61,6 +61,14 @@ class OriginHabits(NamedTuple):
         return found
 
 
+def makes_weak_etags(etag: str) -> bool:
+    """Tell whether an ETag says that those of other objects are weak, too.
+
+    That of a file in a directory is weak while the file is young (`W/"….f"`), which says nothing of others.
+    """
+    return etag.startswith("W/") and not etag.endswith('.f"')
+
+
 NO_HABITS = OriginHabits()
 """Nearly all origins have these."""
 

@@ -95,18 +95,33 @@ _TIMESTAMP_CHARACTERS = 16
 _TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
 
 
+class Family:
+    """The names in which signatures differ that are made in the same way."""
+
+    def __init__(self, name: str, service: str, headers: str) -> None:
+        self.name, self.service, self.headers = name, service, headers
+        self.algorithm, self.terminator = f"{name}-HMAC-SHA256", f"{name.lower()}_request"
+        self.date, self.content_sha256 = f"{headers}date", f"{headers}content-sha256"
+
+
+AWS4 = Family("AWS4", "s3", "x-amz-")
+GOOG4 = Family("GOOG4", "storage", "x-goog-")
+"""Google Cloud Storage (cloud.google.com/storage/docs/authentication/signatures). It accepts any region in the scope.
+"""
+
+
 @lru_cache(maxsize=1024)
-def signing_key(secret: str, date: str, region: str, service: str = "s3") -> bytes:
-    """Return the signing key of a secret for a day, region and service. Nothing can read the secrets in the cache."""
-    key = f"AWS4{secret}".encode()
-    for part in (date, region, service, "aws4_request"):
+def signing_key(secret: str, date: str, region: str, family: Family = AWS4) -> bytes:
+    """Return the signing key of a secret for a day and region. Nothing can read the secrets in the cache."""
+    key = f"{family.name}{secret}".encode()
+    for part in (date, region, family.service, family.terminator):
         key = hmac.digest(key, part.encode(), "sha256")
     return key
 
 
-def string_to_sign(timestamp: str, scope: str, canonical_request_hash: str) -> str:
+def string_to_sign(timestamp: str, scope: str, canonical_request_hash: str, family: Family = AWS4) -> str:
     """Return the string to sign: algorithm, time, scope, and the canonical request's hash in hex."""
-    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{canonical_request_hash}"
+    return f"{family.algorithm}\n{timestamp}\n{scope}\n{canonical_request_hash}"
 
 
 def sign(key: bytes, text: str) -> str:
@@ -416,7 +431,7 @@ def changes_the_request(name: str) -> bool:
 
 def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:
     """Compare, in constant time; raises S3Error SignatureDoesNotMatch with all that a client needs to find out why."""
-    key = signing_key(secret, authorization.date, authorization.region, authorization.service)
+    key = signing_key(secret, authorization.date, authorization.region)
     scope = authorization.scope
     text = string_to_sign(timestamp, scope, hashlib.sha256(canonical).hexdigest())
     expected = sign(key, text)
@@ -462,6 +477,7 @@ def sign_headers(
     session_token: str | None,
     region: str,
     now: float,
+    family: Family = AWS4,
 ) -> tuple[dict[str, str], PathSignatures]:
     """Return the headers that sign an outgoing request, `authorization` last, and signatures for other paths.
 
@@ -470,23 +486,22 @@ def sign_headers(
     range and what may change the request, every x-amz-* above all.
     """
     timestamp = format_timestamp(now)
-    added = {"x-amz-date": timestamp, "x-amz-content-sha256": payload_hash}
+    added = {family.date: timestamp, family.content_sha256: payload_hash}
     if session_token is not None:
-        added["x-amz-security-token"] = session_token
+        added[f"{family.headers}security-token"] = session_token
     values = {**headers, **added}
     names, joined_names = _signed_names(tuple(values))
     fields = "\n".join([f"{name}:{values[name]}" for name in names])
     if _MAY_NEED_TRIMMING.search(fields):
         fields = "\n".join([f"{name}:{canonical_value(values[name])}" for name in names])
     behind_path = f"\n{_outgoing_query(query)}\n{fields}\n\n{joined_names}\n{payload_hash}".encode("latin-1")
-    scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
-    states = hmac_states(signing_key(secret, timestamp[:8], region))
-    signatures = PathSignatures(
-        f"{method}\n".encode(), behind_path, string_to_sign(timestamp, scope, "").encode(), *states
-    )
+    scope = f"{timestamp[:8]}/{region}/{family.service}/{family.terminator}"
+    states = hmac_states(signing_key(secret, timestamp[:8], region, family))
+    begin = string_to_sign(timestamp, scope, "", family).encode()
+    signatures = PathSignatures(f"{method}\n".encode(), behind_path, begin, *states)
     signature = signatures.of(path_encoded.encode("latin-1"))
     added["authorization"] = (
-        f"{ALGORITHM} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"
+        f"{family.algorithm} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"
     )
     return added, signatures
 
@@ -512,16 +527,18 @@ class PathSignatures(NamedTuple):
 
 
 _HOP = "x-forebay-hop"
-_SIGNED_BETWEEN_NODES = frozenset({"cache-control", "if-match", "if-none-match"})
+UNSIGNED_BETWEEN_NODES = name_set(
+    "accept accept-encoding authorization connection content-length expect traceparent tracestate user-agent"
+) | {_HOP}
+"""Headers that change neither the question nor the answer. Nodes sign all others, whatever a client has sent."""
 
 
 @lru_cache(maxsize=1024)
 def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return the names of the signed headers in order, and the same joined. Cached: clients send few sets of names."""
     signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or changes_the_request(name))
-    between_nodes = [name for name in names if name.startswith("x-forebay-") and name != _HOP]
-    if between_nodes:
-        signed = sorted({*signed, *between_nodes, *(name for name in names if name in _SIGNED_BETWEEN_NODES)})
+    if any(name.startswith("x-forebay-") and name != _HOP for name in names):
+        signed = sorted({*names} - UNSIGNED_BETWEEN_NODES)
     return tuple(signed), ";".join(signed)
 
 

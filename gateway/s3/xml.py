@@ -64,9 +64,10 @@ class _Refused(Exception):
 class _BoundedTree(TreeBuilder):
     """Builds a tree and gives up beyond `elements_max`: a megabyte of `<a/>` would become a hundred of objects."""
 
-    def __init__(self, elements_max: int) -> None:
+    def __init__(self, elements_max: int, kept: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self._left = elements_max
+        self._kept = kept
         self._depth = 0
 
     def start(self, tag: str, attrs: dict[str, str], /) -> Element:
@@ -74,7 +75,7 @@ class _BoundedTree(TreeBuilder):
         self._depth += 1
         if self._left < 0 or self._depth > _DEPTH_MAX:
             raise _Refused
-        return super().start(tag, {})
+        return super().start(tag, {name: attrs[name] for name in self._kept & attrs.keys()})
 
     def end(self, tag: str, /) -> Element:
         self._depth -= 1
@@ -105,7 +106,12 @@ def parse_bounded(body: bytes, elements_max: int) -> Element | None:
     Names stay as they are written, prefix included. A parser that puts namespaces in their place copies the namespace
     for every element and attribute: half a megabyte, made of one long namespace and many names, takes it a minute.
     """
-    return at_once(_parse(body, _BoundedTree(elements_max)))
+    return at_once(parse_in_steps(body, elements_max))
+
+
+def parse_in_steps(body: bytes, elements_max: int, kept: frozenset[str] = frozenset()) -> Steps[Element | None]:
+    """Parse a document as `parse_bounded` does, in steps. The tree has only those attributes whose names are `kept`."""
+    return _parse(body, _BoundedTree(elements_max, kept))
 
 
 def _parse(body: bytes, tree: _BoundedTree) -> Steps[Element | None]:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +19,13 @@ from gateway.admin.operations import problem
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.admin.overview import CountsHistory
 from gateway.app.cluster import polling
-from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
+from gateway.app.node import (
+    BackgroundServices,
+    background_services,
+    origin_for_checks,
+    services_without_directory,
+    silence_board,
+)
 from gateway.config import ServerSettings
 from gateway.core import cancellation
 from gateway.core.errors import ForebayError, S3Error
@@ -145,8 +152,8 @@ async def serve_background(context: ChildContext) -> None:
         check = OriginChecks(origin, context.live, keys.problem, board=board, on_change=_tell_of_origin)
         telling = asyncio.create_task(_ask_origins(check), name="origin check")
         try:
-            shared, is_closed = config.metrics_directory, config.closed is not None
-            polled = polling(context.live, config.instance_id, shared, board, closed=is_closed)
+            closed = partial(_is_closed, config)
+            polled = polling(context.live, config.instance_id, config.metrics_directory, board, closed=closed)
             async with polled as cluster:
                 await _serve(context, Backends(cluster=cluster), check)
         finally:
@@ -221,7 +228,9 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
     config, told = context.config, ""
     while True:
         pause_seconds = _PAUSE_SECONDS
-        await _while_closed(config, tried)
+        if _is_closed(config):
+            tried.set()
+            await _do_without(context, lent)
         await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
             async with background_services(
@@ -229,7 +238,7 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
             ) as kept:
                 lent.jobs, lent.changes, lent.snapshots = kept.jobs, kept.events, kept.snapshots
                 lent.explainer, lent.indexes, lent.writeback = kept.explainer, kept.indexes, kept.writeback
-                lent.registry = kept.beats
+                lent.registry, lent.stores, lent.feeds = kept.beats, kept.stores, kept.feeds
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
@@ -252,6 +261,7 @@ async def _work(kept: BackgroundServices, lent: Backends) -> None:
     outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
     tasks: list[asyncio.Task[Any]] = [outdated]
     tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]
+    tasks += [asyncio.create_task(feed.run(), name="event feed") for feed in kept.feeds]
     if kept.flushing is not None:
         tasks.append(asyncio.create_task(kept.flushing.run(), name="flushing"))
     try:
@@ -282,9 +292,14 @@ async def _settle(kept: BackgroundServices) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _while_closed(config: ChildConfig, tried: asyncio.Event) -> None:
+def _is_closed(config: ChildConfig) -> bool:
+    return config.closed is not None or (CURRENT.state is not None and CURRENT.state.closed is not None)
+
+
+async def _do_without(context: ChildContext, lent: Backends) -> None:
     """For good: where there is no cache directory, none is opened before the gateway is started again."""
-    state = CURRENT.state
-    if config.closed is not None or (state is not None and state.closed is not None):
-        tried.set()
+    config = context.config
+    async with services_without_directory(
+        context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
+    ) as lent.registry:
         await asyncio.Event().wait()

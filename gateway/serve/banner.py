@@ -10,6 +10,7 @@ import structlog
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
+from gateway.config.fields import is_store
 from gateway.config.settings import ClusterSettings, signers
 from gateway.config.units import format_size
 from gateway.md5_lanes.streams import LANES
@@ -45,10 +46,13 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
     slots = [_slot(slot) for slot in settings.slots[:_SLOTS_MAX]]
     if len(settings.slots) > _SLOTS_MAX:
         slots.append(f"and {len(settings.slots) - _SLOTS_MAX} more: forebay status")
+    is_directory = is_store(origin.endpoint_url)
+    own_key = f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again"
     facts: dict[str, str | list[str]] = {
-        "origin": f"{origin.endpoint_url}, region {origin.region}",
-        "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
+        "origin": origin.endpoint_url if is_directory else f"{origin.endpoint_url}, region {origin.region}",
+        **({} if is_directory else {"own_key": own_key}),
         **({"buckets": differing} if (differing := _differing(settings)) else {}),
+        **({"events": [one.queue_url for one in settings.event_sources]} if settings.event_sources else {}),
         "callers": _callers(settings),
         "cache": f"{cache.directory}: up to {size_text(cache.capacity_bytes)}, {lasting}",
         "workers": str(settings.server.workers),
@@ -68,8 +72,9 @@ def _differing(settings: Settings) -> list[str]:
     """Buckets that differ from `[origin]`, and slots with a key of their own."""
     found = []
     for one in signers(settings):
-        place = one.prefix if one.slot is None else f"{one.prefix} (slot {one.slot})"
-        found.append(f"{place}: {one.endpoint_url}, region {one.region}, signed by {one.credentials}")
+        signed = f", region {one.region}, signed by {one.credentials}" if not is_store(one.endpoint_url) else ""
+        place = one.place if one.slot is None else f"{one.prefix} (slot {one.slot})"
+        found.append(f"{place}: {one.endpoint_url}{signed}")
     more = [f"and {len(found) - _SLOTS_MAX} more: forebay status"] if len(found) > _SLOTS_MAX else []
     return found[:_SLOTS_MAX] + more
 

@@ -44,7 +44,8 @@ class ChildConfig:
 
     `memory` is the memory that all processes share, `numbers` say where names are in it. `generation`: how often the
     settings were changed since the start. `closed`: why no process may touch the cache directory; None: all use it.
-    `peer_listeners`: how many of a worker's listeners, the last ones, are for the other nodes of the cluster.
+    `peer_listeners`: how many of a worker's listeners, the last ones, are for the other nodes of the cluster;
+    `local_listeners`: how many before these are for local reads.
     """
 
     settings: Settings
@@ -55,6 +56,7 @@ class ChildConfig:
     closed: str | None = None
     generation: int = 0
     peer_listeners: int = 0
+    local_listeners: int = 0
 
     @property
     def heartbeats(self) -> Path:
@@ -71,6 +73,7 @@ class ChildConfig:
             "numbers": self.numbers,
             "generation": self.generation,
             "peer_listeners": self.peer_listeners,
+            "local_listeners": self.local_listeners,
         }
         return orjson.dumps(document) + b"\n"
 
@@ -90,6 +93,7 @@ class ChildConfig:
             numbers=Numbers(slots, credentials, classes),
             generation=document["generation"],
             peer_listeners=document["peer_listeners"],
+            local_listeners=document["local_listeners"],
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from pathlib import Path
 
 from gateway.core.errors import StartupError
 
@@ -85,6 +87,42 @@ def _open(family: socket.AddressFamily, address: str, port: int) -> socket.socke
         listener.close()
         raise
     return listener
+
+
+def open_local(path: Path) -> socket.socket:
+    """Return a listener for local reads, for owner and group alone. A socket that a killed gateway left makes room."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    before = os.umask(0o117)
+    try:
+        if path.is_socket() and not _is_listened_to(path):
+            path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        advice = _ADVICE_FOR_PATHS.get(error.errno or 0, "")
+        raise StartupError(f"server.local_socket: cannot listen on {path}: {error.strerror}{advice}") from error
+    finally:
+        os.umask(before)
+    return listener
+
+
+_ADVICE_FOR_PATHS = {
+    errno.EADDRINUSE: "; another gateway listens there, or it is no socket: stop that, or name another path",
+    errno.ENOENT: "; make its directory first",
+    errno.EACCES: "; the gateway's user must be able to write to its directory",
+}
+
+
+def _is_listened_to(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def close_all(listeners: list[socket.socket]) -> None:

@@ -67,6 +67,9 @@ class ServerResources:
     peer_listeners: list[socket]
     """Empty without a cluster."""
 
+    local_listeners: list[socket]
+    """Empty without `server.local_socket`."""
+
     lock: int | None
     state: GatewayState
     shared: SharedMemory
@@ -106,6 +109,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     if settings.cluster is not None:
         peers = listeners.open_listeners("cluster", *listeners.host_and_port(settings.cluster.listen))
         undo.callback(listeners.close_all, peers)
+    local = [listeners.open_local(path)] if (path := settings.server.local_socket) is not None else []
+    undo.callback(listeners.close_all, local)
+    if path is not None:
+        undo.callback(path.unlink, missing_ok=True)
     settings = _with_ports(settings, listeners.port_of(s3), listeners.port_of(admin))
     shared = _share(settings)
     undo.callback(shared.remove)
@@ -113,11 +120,17 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     numbers = Numbers.begin(settings)
     memory = make_memory(settings, numbers, SystemClock().monotonic())
     undo.callback(os.close, memory)
-    path = Path(path_of(memory))
     config = ChildConfig(
-        settings, secrets.token_hex(8), shared.files.path, path, numbers, closed, peer_listeners=len(peers)
+        settings,
+        secrets.token_hex(8),
+        shared.files.path,
+        Path(path_of(memory)),
+        numbers,
+        closed,
+        peer_listeners=len(peers),
+        local_listeners=len(local),
     )
-    return ServerResources(config, s3, admin, peers, lock, _first_state(config), shared)
+    return ServerResources(config, s3, admin, peers, local, lock, _first_state(config), shared)
 
 
 def _as_text(problem: str | None) -> str | None:
@@ -218,8 +231,8 @@ class _Supervisor:
         self._stop_told_at = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        groups = resources.s3_listeners, resources.admin_listeners, resources.peer_listeners
-        s3, admin, peers = (tuple(one.fileno() for one in group) for group in groups)
+        workers_own = [*resources.s3_listeners, *resources.local_listeners, *resources.peer_listeners]
+        of_workers, admin = (tuple(one.fileno() for one in group) for group in (workers_own, resources.admin_listeners))
         self._children = Children(ends_orphans=True)
         settings = resources.config.settings
         given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
@@ -228,7 +241,7 @@ class _Supervisor:
         self._forks = ForkServer(child_module, self._children, seldom_needed)
         shared = (resources.lock,) if resources.lock is not None else ()
         workers = range(settings.server.workers)
-        self._workers = [self._monitor(ChildSpec(f"worker{number}", (*s3, *peers), shared)) for number in workers]
+        self._workers = [self._monitor(ChildSpec(f"worker{number}", of_workers, shared)) for number in workers]
         self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
@@ -457,6 +470,7 @@ class _Supervisor:
         self._publish()
         listeners.close_all(self._resources.s3_listeners)
         listeners.close_all(self._resources.peer_listeners)
+        listeners.close_all(self._resources.local_listeners)
         for monitor in self._workers:
             monitor.stop()
         forced = await self._all_ended(workers, grace_seconds + _BEYOND_GRACE_SECONDS)

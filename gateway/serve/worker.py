@@ -10,6 +10,7 @@ from gateway.app.bandwidth import names_in_metrics
 from gateway.app.node import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.asgi import S3App
+from gateway.edge.local_port import LocalPort
 from gateway.edge.peer_access import PeerAccess
 from gateway.edge.peer_port import PeerApp
 from gateway.edge.prepared import PreparedRequests
@@ -40,7 +41,7 @@ async def serve_s3(context: ChildContext) -> None:
         counts = _counts(context, "connections")
         server = S3Server(
             app,
-            sockets=context.listeners[: len(context.listeners) - config.peer_listeners],
+            sockets=context.listeners[: len(context.listeners) - config.peer_listeners - config.local_listeners],
             limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
@@ -58,7 +59,7 @@ async def serve_s3(context: ChildContext) -> None:
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
             with live.following(apply_settings):
-                async with _peer_port(context, app):
+                async with _peer_port(context, app), _local_port(context, prepared):
                     await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             counts.close()
@@ -83,7 +84,7 @@ async def _peer_port(context: ChildContext, app: S3App) -> AsyncIterator[None]:
         return
     counts = _counts(context, "peer-connections")
     with closing(counts), closing(SeenNonces(config.metrics_directory / "peer-nonces")) as nonces:
-        access = PeerAccess(nonces, app.services.clock, cluster.name, cluster.secrets)
+        access = PeerAccess(nonces, app.services.clock, cluster.name, cluster.secrets, cluster.advertise)
         server = S3Server(
             PeerApp(app.services, access, PeerBytes(config.metrics_directory, "sent", context.number)),
             sockets=context.listeners[len(context.listeners) - config.peer_listeners :],
@@ -115,6 +116,27 @@ async def _peer_port(context: ChildContext, app: S3App) -> AsyncIterator[None]:
         finally:
             await asyncio.wait((serving,))
         serving.result()
+
+
+@asynccontextmanager
+async def _local_port(context: ChildContext, prepared: PreparedRequests) -> AsyncIterator[None]:
+    """Answer local reads, if there is a socket for them."""
+    config, first = context.config, len(context.listeners) - context.config.peer_listeners
+    if not config.local_listeners:
+        yield
+        return
+    with closing(_counts(context, "local-connections")) as counts:
+        sockets, clock = context.listeners[first - config.local_listeners : first], prepared.app.services.clock
+        port = LocalPort(prepared, sockets, clock, counts)
+        serving = asyncio.create_task(port.serve(context.stop), name="local reads")
+        serving.add_done_callback(lambda _: context.stop.set())  # as of the peer port
+        try:
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.wait((serving,))
+        if not serving.cancelled():
+            serving.result()
 
 
 async def _tend(callers: Callers, stop: asyncio.Event) -> None:

@@ -45,8 +45,8 @@ ORIGIN_UP = LatestGauge(
     "forebay_origin_up{origin,used_by} 1 or 0",
     "1: the origin answered when it was asked last, 30 seconds ago at most; it is asked sooner where requests have "
     "failed since. 0: it did not, or could not be asked: forebay_origin_state says which. origin: its host and port. "
-    "used_by: default ([origin], whatever is not named), bucket:NAME (of [[buckets]]) or slot:NAME (with a key of its "
-    "own).",
+    "used_by: default ([origin], whatever is not named), bucket:NAME (of [[buckets]]), replica:BUCKET/NUMBER (from 0 "
+    "on) or slot:NAME (with a key of its own).",
 )
 ORIGIN_STATE = LatestGauge(
     "forebay_origin_state{origin,used_by,state} 1 or 0",
@@ -241,10 +241,23 @@ INDEX_KNOWN_SINCE = LatestGauge(
     "complete, or its age is not known because the machine was booted since.",
 )
 
+EVENT_SOURCE_UP = LatestGauge(
+    "forebay_event_source_up{queue} 1 or 0",
+    "1: the queue is read, and the canary's last event came back. 0: no events may come, whatever changes.",
+)
+EVENT_SOURCE_SILENT_SECONDS = LatestGauge(
+    "forebay_event_source_silent_seconds{queue} seconds",
+    "Since the canary's event came last; without a canary, since any event did, or since the start.",
+)
+EVENT_LAG_SECONDS = LatestGauge(
+    "forebay_event_lag_seconds{queue} seconds",
+    "From a change to when what was remembered of it was forgotten: of the last event, by its own time and this "
+    "machine's clock, or of the canary, by the clock that only runs forward.",
+)
 ORIGIN_EVENTS = Counter(
     "forebay_origin_events_total{outcome} events",
-    "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
-    "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
+    "Events of the origin that came to the admin port or in queues. outcome: applied (what is remembered of the object "
+    "is void), ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
     outcome="applied ignored malformed",
 )
 
@@ -465,6 +478,24 @@ ORIGIN_HEDGES = Counter(
     "brought the bytes), lost (the first one did, after all) or failed.",
     outcome="won lost failed",
 )
+ORIGIN_REPLICA = Counter(
+    "forebay_origin_replica_total{outcome} requests",
+    "Reads that a bucket's replica was asked for. outcome: hit (it had these bytes of this version), absent, "
+    "other-version (another ETag, size or range) or failed (refused, an error, no answer). All but hits went to the "
+    "source, or to the next replica.",
+    outcome="hit absent other-version failed",
+)
+ORIGIN_REPLICA_BYTES = Counter(
+    "forebay_origin_replica_bytes_total bytes",
+    "Bytes of objects that replicas gave. They are among forebay_origin_bytes_total.",
+)
+DIRECTORY_SKIPPED_NAMES = Counter(
+    "forebay_directory_skipped_names_total{reason} names",
+    "Names in directories that are origins, left out of a listing each time that Forebay reads their directory. "
+    "reason: not-utf-8, special-file (socket, FIFO, device), too-long (the key) or unreadable (a directory that the "
+    "gateway's user may not read).",
+    reason="not-utf-8 special-file too-long unreadable",
+)
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total{direction,purpose,slot} bytes",
     "Bytes of bodies moved to and from the origin. direction: read or write.",
@@ -553,6 +584,20 @@ TRACE_SPANS = Counter(
     "forebay_trace_spans_total{outcome} spans",
     "Spans of traces. outcome: sent, failed (the collector did not take them) or dropped (too many waited for it).",
     outcome="sent failed dropped",
+)
+LOCAL_READS = Counter(
+    "forebay_local_reads_total{answer} reads",
+    "Reads that clients of the local socket asked for. answer: given (the client reads the files itself; also counted "
+    "in forebay_requests_total), absent (it reads by HTTP) or damaged (it found wrong bytes).",
+    answer="given absent damaged",
+)
+LOCAL_CONNECTIONS = Gauge("forebay_local_connections connections", "Connections to the local socket.")
+LOCAL_CUT_OFF = Counter(
+    "forebay_local_cut_off_total{reason} connections",
+    "Connections to the local socket that the gateway closed. reason: stranger (no proof of a key), crowd (too many "
+    "connections), protocol (a message that makes no sense, or answers that are not taken) or lease (files were not "
+    "released in time).",
+    reason="stranger crowd protocol lease",
 )
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting{scope,name,limit} requests",

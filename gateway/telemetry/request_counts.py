@@ -73,11 +73,12 @@ class AnswerTally:
     def cache(self) -> str:
         return "hit" if self.reason is None else "miss"
 
-    def add(self, seconds: float, sent_bytes: int) -> None:
-        self._count += 1
-        self._seconds += seconds
+    def add(self, seconds: float, sent_bytes: int, answers: int = 1) -> None:
+        """Add answers that took so long each, and have so many bytes together."""
+        self._count += answers
+        self._seconds += seconds * answers
         self._sent_bytes += sent_bytes
-        self._buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+        self._buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += answers
 
     def lay(self) -> None:
         if not self._count:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.core.errors import BufferDamaged
-from gateway.core.model import Claim
+from gateway.core.model import Claim, ObjectKey
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -20,17 +20,30 @@ class PendingClaims:
         self._journal = journal
 
     def page(self, after: int, count_max: int) -> tuple[Sequence[Claim], int]:
-        """Return claims of pending writes behind a place in the journal, in order, and the last one's place."""
+        """Return claims of pending writes behind a place in the journal, in order, and the last one's place.
+
+        While a write is being sent a later one of its key may be pending too. The claim is that one's: the end of the
+        earlier write must not take it out of the registry.
+        """
 
         def look(tx: JournalTransaction) -> tuple[Sequence[Claim], int]:
             rows = tx.writes.pending_after(after, count_max)
-            return [Claim(key, _token(tx, write_id)) for write_id, _, key in rows], rows[-1][1] if rows else after
+            claims = [Claim(key, _token(tx, key) or DAMAGED) for _, key in rows]
+            return claims, rows[-1][0] if rows else after
 
         return self._journal.read(look)
 
-    def over(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Return those of whose key nothing is pending."""
-        return self._journal.read(lambda tx: [one for one in claims if not tx.writes.is_pending(one.key)])
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]:
+        """Return the token of the last pending write of each key that has one."""
+
+        def look(tx: JournalTransaction) -> Mapping[ObjectKey, str]:
+            found = ((key, _token(tx, key)) for key in keys)
+            return {key: token for key, token in found if token is not None}
+
+        return self._journal.read(look)
+
+    def highest_order(self) -> int:
+        return self._journal.read(lambda tx: tx.writes.highest_order())
 
     def slots(self) -> Sequence[str]:
         """Return the names of the slots in which something is pending, as they were called then."""
@@ -40,9 +53,9 @@ class PendingClaims:
         return sorted(self._journal.read(lambda tx: tx.writes.buckets_in_use()))
 
 
-def _token(tx: JournalTransaction, write_id: int) -> str:
+def _token(tx: JournalTransaction, key: ObjectKey) -> str | None:
     try:
-        write = tx.writes.get(write_id)
+        write = tx.writes.latest(key)
     except BufferDamaged:
         return DAMAGED
-    return write.token if write is not None else DAMAGED
+    return write.token if write is not None else None

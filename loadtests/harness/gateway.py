@@ -88,7 +88,7 @@ def slot_knows(key: str) -> bool:
 
 @contextmanager
 def gateway(
-    origin: ServerProcess,
+    origin: ServerProcess | Gateway | None,
     *,
     name: str = "forebay",
     capacity: str = "8GiB",
@@ -102,23 +102,29 @@ def gateway(
     before: Callable[[Path], None] | None = None,
     names_threads: bool = False,
     cluster: Mapping[str, Any] | None = None,
+    buckets: Sequence[Mapping[str, Any]] = (),
+    replica: ServerProcess | None = None,
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
-    unless `cores` are given. `link` is more of `[origin]`. `more_slots` lie beside that one, or within it. `before` is
-    given the cache's directory before the gateway is started. With `names_threads` the kernel knows its threads' names.
+    unless `cores` are given. `link` is more of `[origin]`. `replica` is asked for bytes before `origin`. `more_slots`
+    lie beside that one, or within it. `before` is given the cache's directory before the gateway is started. With
+    `names_threads` the kernel knows its threads' names. `buckets` have another home than `origin`.
 
     Settings in `slot` that this version does not know are left out.
     """
     wanted = {"consistency": "immutable"} | dict(slot or {})
     known = {key: value for key, value in wanted.items() if slot_knows(key)}
     config: dict[str, Any] = {
-        "origin": {"endpoint_url": origin.url} | dict(link or {}),
+        "origin": {"endpoint_url": origin.url if origin is not None else "http://127.0.0.1:1"} | dict(link or {}),
         "cache": {"capacity": capacity, "block_size": block_size} | dict(cache or {}),
         "server": dict(server or {}),
+        "buckets": list(buckets),
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known, *more_slots],
     }
     if cluster is not None:
         config["cluster"] = cluster
+    if replica is not None:
+        config["buckets"] = [{"name": BUCKET, "replicas": [{"endpoint_url": replica.url}]}]
     directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
     try:
         if before is not None:

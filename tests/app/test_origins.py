@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.app.origins import OriginKeys, routed_origin
+from gateway.app.origins import OriginKeys, Replicas, routed_origin
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.core.clock import SystemClock
@@ -20,13 +20,13 @@ from gateway.core.model import Homes
 from gateway.origin.client import OriginRequest, OriginResponse, OriginSettings
 from gateway.origin.request_body import NO_BODY
 from gateway.origin.s3 import S3Origin
-from gateway.origin.signing import RequestSigner, Target
+from gateway.origin.signing import CredentialsOf, RequestSigner, Target
 from gateway.origin.sts import RoleCredentials
 from tests.support.gateway_process import to_toml
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import until
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tests.support.sts import ToldSts, told_sts
+from tests.support.waiting import until
 
 ORIGIN = {"endpoint_url": "http://main.example", "access_key_id": "OWN", "secret_access_key": "s"}
 
@@ -204,7 +204,7 @@ def test_buckets_that_are_reached_alike_share_a_home(tmp_path: Path) -> None:
     """Its connections, its retry budget, what is known of its clock. Each home is closed once."""
     made: list[_Home] = []
 
-    def connect(settings: OriginSettings) -> _Home:
+    def connect(settings: OriginSettings, signs: CredentialsOf | None) -> _Home:
         made.append(_Home(settings))
         return made[-1]
 
@@ -219,7 +219,8 @@ def test_buckets_that_are_reached_alike_share_a_home(tmp_path: Path) -> None:
             {"name": "d", "origin_credentials": "k"},
         ],
     )
-    origin = routed_origin(settings, connect)
+    keys = OriginKeys(settings, SystemClock())
+    origin = routed_origin(settings, connect, Replicas(settings, keys, SystemClock()))
 
     async def scenario() -> None:
         for bucket in (None, "a", "b", "c", "d", "other"):
@@ -247,7 +248,9 @@ def test_a_bucket_has_certificates_of_its_own(tmp_path: Path) -> None:
         clock = SystemClock()
         keys = OriginKeys(settings, clock)
         origin = routed_origin(
-            settings, lambda one: S3Origin(one, keys.own, clock, instance_id="x", credentials_of=keys.of)
+            settings,
+            lambda one, signs: S3Origin(one, keys.own, clock, instance_id="x", credentials_of=signs or keys.of),
+            Replicas(settings, keys, clock),
         )
         try:
             async with await origin.send(OriginRequest("GET", "far")) as response:

@@ -40,12 +40,12 @@ from tests.support.blocks import (
     read,
     stored,
     take,
-    until,
     whole,
 )
 from tests.support.counting import counted, on_count
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.page_cache import page_out
+from tests.support.waiting import until
 
 Damage = Callable[[random.Random, list[Path]], None]
 

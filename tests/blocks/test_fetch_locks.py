@@ -385,6 +385,7 @@ def _stop_in_set(path: str, number: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_process_stopped_in_the_midst_of_a_change_holds_nobody_up(tmp_path: Path) -> None:
     """The others do without a lock of that set, at once, and give back later what they could not give back then."""

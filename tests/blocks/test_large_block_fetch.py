@@ -39,11 +39,11 @@ from tests.support.blocks import (
     partial_files,
     read,
     stored,
-    until,
 )
 from tests.support.fill_worker import BLOCK, FillWorker
 from tests.support.memory_origin.faults import Answer, Call, Hold
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 SEED = 20261121
 SLOW = 2e6
@@ -127,6 +127,7 @@ def test_readers_in_all_processes_cost_one_request_a_block(workers: Workers, cou
     workers.check_left_in_order()
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_the_same_moment_agree_on_one_leader(workers: Workers) -> None:
     """Many small objects, each asked of all processes at once: one request each."""
     workers.origin.bytes_per_second = None

@@ -28,12 +28,12 @@ from tests.support.blocks import (
     partial_files,
     read,
     stored,
-    until,
     whole,
 )
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Answer, CutBody, Effect, Unreachable, on
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 GET = on(Operation.GET_OBJECT)
 

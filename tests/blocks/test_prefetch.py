@@ -40,12 +40,12 @@ from tests.support.blocks import (
     read,
     stored,
     take,
-    until,
     whole,
 )
 from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Hold
+from tests.support.waiting import until
 
 
 def blocks_asked(origin: MemoryOrigin, purpose: Purpose | None = None) -> list[int]:

@@ -24,10 +24,10 @@ from tests.support.blocks import (
     partial_files,
     read,
     stored,
-    until,
     whole,
 )
 from tests.support.prepared_process import PreparedProcess
+from tests.support.waiting import until
 
 CAPACITY = MIB
 SEED = 20261121

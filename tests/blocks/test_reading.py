@@ -34,7 +34,6 @@ from tests.support.blocks import (
     read,
     stored,
     take,
-    until,
     whole,
 )
 from tests.support.counting import counted
@@ -42,6 +41,7 @@ from tests.support.descriptors import open_descriptors
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.slots import Slot
+from tests.support.waiting import until
 
 GET = on(Operation.GET_OBJECT)
 

@@ -30,12 +30,12 @@ from tests.support.blocks import (
     open_cache,
     read,
     stored,
-    until,
     whole,
 )
 from tests.support.counting import counted
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.waiting import until
 
 
 async def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:

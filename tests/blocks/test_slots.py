@@ -18,11 +18,12 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.directory import FillFile
 from gateway.blocks.eviction import VICTIMS_PER_TRANSACTION
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
+from gateway.blocks.opening import OpenDirectory, account_late, move_between_slots, open_directory, rebuild
 from gateway.blocks.policies import SlotAccount
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slots
+from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
@@ -39,6 +40,7 @@ from tests.support.blocks import (
 from tests.support.counting import by_label, counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Hold, on
 from tests.support.slots import Slot
 
 FILE = BLOCK + 4096
@@ -214,6 +216,31 @@ async def test_what_is_fetched_while_slots_change_goes_to_the_account_of_now(tmp
         await cache.settle()
         await moving
         assert blocks_of(cache) == {"a": 4}
+
+
+@pytest.mark.parametrize(("size_bytes", "blocks"), [(1000, 1), (12 * BLOCK, 12)])
+async def test_what_is_fetched_after_slots_have_changed_goes_to_the_account_of_now(
+    tmp_path: Path, size_bytes: int, blocks: int
+) -> None:
+    """The read began before; who moved what lay there could not know of it."""
+    origin, now, answered = make_origin(), Slots(), asyncio.Event()
+    async with open_cache(tmp_path / "c", origin, slots=now, fills_max=1, small_object_bytes_max=BLOCK - 1) as cache:
+        late = stored(origin, "a/late", size_bytes)
+        asked = asyncio.Event()
+        origin.inject(on(Operation.GET_OBJECT), Hold(answered, asked))
+        reading = asyncio.create_task(read_in(cache, "default", late))
+        await asked.wait()
+        now.apply_settings([Slot("a", Prefix.parse("s3://train/a/"))])
+        await cache.apply_settings(64 * BLOCK)
+        directory = cache._dependencies.directory
+        begun = move_between_slots(directory, now)
+        for _ in rebuild(directory, now):
+            pass
+        answered.set()
+        await reading
+        await cache.settle()
+        account_late(directory, now, begun)
+        assert blocks_of(cache) == {"a": blocks}
 
 
 def test_a_process_that_comes_later_leaves_the_accounts_to_the_others(tmp_path: Path) -> None:

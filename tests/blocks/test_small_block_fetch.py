@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.blocks import small_block_fetch
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.small_block_fetch import (
     BUSY_GATHERING_SECONDS,
@@ -40,7 +41,6 @@ from tests.support.blocks import (
     read,
     stored,
     take,
-    until,
     whole,
 )
 from tests.support.counting import counted
@@ -49,6 +49,7 @@ from tests.support.memory_origin.faults import Answer, Call
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 SEED = 20261121
 PACKED = MIB
@@ -99,6 +100,26 @@ async def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_pa
             assert os.pread(span.descriptor, span.count, span.offset) == content_of(origin, version)
             held.close()
         assert len(descriptors) == len(block_files(tmp_path / "c")) == 1
+
+
+@pytest.mark.parametrize(("has_local_readers", "segments"), [(False, 1), (True, 2)])
+async def test_segments_are_sealed_after_a_pause_for_local_readers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_local_readers: bool, segments: int
+) -> None:
+    """A descriptor shows what comes into its file later; without such readers, seldom reads share a file, too."""
+    monkeypatch.setattr(small_block_fetch, "SEALED_SECONDS", 0.0)
+    origin = make_origin()
+    settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
+    async with open_cache(tmp_path / "c", origin, has_local_readers=has_local_readers, **settings) as cache:
+        for key in ("a", "b"):
+            version = stored(origin, key, 1000)
+            await take(await cache.open_range(version, whole(version)))
+            await cache.settle()
+            for writer in cache._dependencies.writers:
+                await until(lambda writer=writer: writer._pumping is None)  # type: ignore[misc]
+            for _ in range(3):  # turns of the event loop: a timer that is due runs
+                await asyncio.sleep(0)
+        assert len(block_files(tmp_path / "c")) == segments
 
 
 async def test_small_and_short_last_blocks_of_large_objects_are_packed_too(tmp_path: Path) -> None:
@@ -381,6 +402,30 @@ def test_all_processes_together_ask_once(workers: Workers) -> None:
     assert workers.asked() == sorted(version.key.key for version in versions)
     assert [worker.stop() for worker in crowd] == [0] * 4
     assert {path.suffix for path in block_files(workers.directory)} == {".segment"}
+
+
+async def test_5_3_a_fetch_that_ends_behind_the_look_for_it_is_not_made_again(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5.3 Another process may enter the object and give its lock back after this one has looked, and before it asks."""
+    version, other = workers.stored("k"), workers.start(1)
+    async with open_cache(workers.directory, make_origin(), small_object_bytes_max=PACKED) as cache:
+        index, locks = cache._directory.index, cache._dependencies.locks
+        look, looks = index.has_object, list[bool]()
+
+        def overtaken(object_id: bytes) -> bool:
+            looks.append(look(object_id))
+            if len(looks) == 1:
+                other.read(version)
+                assert other.answer() == "right"
+                while locks.others_fetch():
+                    threading.Event().wait(0.002)
+            return looks[-1]
+
+        monkeypatch.setattr(index, "has_object", overtaken)
+        assert cache.begin_unpinned_get(version.key, 0, {}) is None
+        assert looks == [False, True]
+        assert locks._held == {}
 
 
 @pytest.mark.parametrize("when", ["asking", "fetching"])

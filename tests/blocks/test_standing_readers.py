@@ -31,11 +31,11 @@ from tests.support.blocks import (
     open_cache,
     stored,
     take,
-    until,
     whole,
 )
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.waiting import until
 
 SMALL: dict[str, Any] = {"small_object_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
 TAKEN = 90 * KIB

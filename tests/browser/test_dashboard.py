@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.browser
 
@@ -221,12 +222,13 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     submit = page.locator("#dialog button[type=submit]")
     assert (submit.inner_text(), submit.is_disabled()) == ("Choose first", True)
     drawn = page.inner_text("#unflushed")
-    wait_until(lambda: page.inner_text("#unflushed") != drawn)  # the button is another one now
+    eventually(lambda: page.inner_text("#unflushed") != drawn)  # the button is another one now
     page.keyboard.press("Escape")
     page.wait_for_selector("#dialog", state="hidden")
     expect_count(rows, 2)  # a dialog that is left decides nothing
     assert content(origin, "back/ours") == b"theirs"
-    page.keyboard.press("Enter")  # the focus is where it was
+    page.wait_for_function("document.activeElement.dataset.key")  # the focus is where it was, once the page knows
+    page.keyboard.press("Enter")
     page.wait_for_selector("#dialog .versions >> text=6 B")
     page.keyboard.press("Space")
     assert "overwrites what the origin has under s3://bucket/back/ours" in page.inner_text("#dialog .what.danger")
@@ -243,8 +245,8 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     expect_count(rows, 1)
     page.keyboard.press("Escape")
     focused = "document.activeElement.querySelector('#unflushed') !== null && document.activeElement !== document.body"
-    wait_until(lambda: bool(page.evaluate(focused)))  # the page itself evaluates no strings: its policy forbids that
-    wait_until(lambda: content(origin, "back/ours") == b"ours")
+    eventually(lambda: bool(page.evaluate(focused)))  # the page itself evaluates no strings: its policy forbids that
+    eventually(lambda: content(origin, "back/ours") == b"ours")
 
     rows.filter(has_text="s3://bucket/back/theirs").locator("button").focus()
     page.keyboard.press("Enter")
@@ -287,7 +289,7 @@ def test_an_open_upload_is_aborted_with_the_page(
     with pytest.raises(client.exceptions.ClientError, match="NoSuchUpload"):
         client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
     assert client_of(gateway).list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
-    wait_until(lambda: not origin.model.buckets["bucket"].uploads)
+    eventually(lambda: not origin.model.buckets["bucket"].uploads)
     assert errors == []
     page.close()
 
@@ -364,7 +366,7 @@ def test_no_word_is_broken_and_what_is_over_is_folded(
     page, errors = opened(browser, gateway, viewport={"width": width, "height": 740})
     for number in range(25):
         asked = {"prefix": f"s3://bucket/data/{number:02}/"}
-        wait_until(lambda: page.request.post(f"{gateway.admin_url}/api/v1/evict", data=asked).status == 202)  # noqa: B023
+        eventually(lambda: page.request.post(f"{gateway.admin_url}/api/v1/evict", data=asked).status == 202)  # noqa: B023
     page.wait_for_selector("#jobs summary >> text=The last 20 jobs that ended", timeout=ANSWER_SECONDS_MAX * 1000)
     conflict = "#banner >> text=slot back: not at the origin: 1 conflict"
     page.wait_for_selector(conflict, timeout=ANSWER_SECONDS_MAX * 1000)
@@ -374,7 +376,7 @@ def test_no_word_is_broken_and_what_is_over_is_folded(
         page.click(summary)
     page.wait_for_selector("#settings-shown >> text=admin.port")
     drawn = page.inner_text("#age")
-    wait_until(lambda: page.inner_text("#age") != drawn)
+    eventually(lambda: page.inner_text("#age") != drawn)
     expect_count(page.locator("#jobs tbody tr >> visible=true"), 20)
     assert page.evaluate(_BROKEN_WORDS) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -411,7 +413,7 @@ def test_a_page_that_is_opened_shows_what_was_before(browser: Any, gateway: Gate
     the values of a time."""
     samples = f"{gateway.admin_url}/api/v1/overview?history=true"
     page = browser.new_page()
-    wait_until(lambda: len(page.request.get(samples).json()["history"]) >= 2)
+    eventually(lambda: len(page.request.get(samples).json()["history"]) >= 2)
 
     def with_gap(route: Any) -> None:
         document = route.fetch().json()
@@ -497,13 +499,6 @@ def content(origin: StrictOrigin, key: str) -> bytes:
     return found.read(0, found.size_bytes)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    due = time.monotonic() + ANSWER_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < due
-        time.sleep(0.02)
-
-
 def expect_count(locator: Any, count: int) -> None:
     """The page has asked again by then."""
-    wait_until(lambda: locator.count() == count)
+    eventually(lambda: locator.count() == count)

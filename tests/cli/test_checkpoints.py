@@ -213,3 +213,20 @@ def test_how_far_a_restore_has_got_is_said() -> None:
     assert lines[3] == f"  stalled restore: 99% of 128 files, within 12.5 s; behind of rank 3: {names} and 104 more"
     assert lines[6] == "  restored: 100% of 128 files, within 12.5 s"
     assert lines[9] == "  restore under way: 99% of 128 files, within 12.5 s"
+
+
+def test_over_the_cluster_there_is_one_table() -> None:
+    """With what no node has; a node that could not be asked is named, and the exit code says so."""
+    one = STALLED | {"nodes": ["gpu-1", "gpu\x1b[2J"], "missing": {"ranks": [3], "objects": [], "open_uploads": 0}}
+    lost = {"node": "gpu-3", "address": "c:9002", "problem": "it does not answer"}
+    first = (200, {"checkpoints": [ONE], "next": "more", "unanswered": []})
+    for unanswered in ([], [lost]):
+        with admin_double(first, (200, {"checkpoints": [one], "next": None, "unanswered": unanswered})) as port:
+            arguments = ["checkpoints", "s3://b/", "--cluster", "--state", "stalled", "--admin-url", port.url]
+            result = CliRunner().invoke(cli.app, arguments)
+            assert [asked[1].split("&after=")[-1] for asked in port.asked][1] == "more"
+            assert port.asked[0][1] == "/api/v1/cluster/checkpoints?prefix=s3%3A%2F%2Fb%2F&state=stalled"
+        assert "nodes: gpu-1, gpu\\u001b[2J" in result.stdout
+        assert "missing: rank 3" in result.stdout
+        assert result.exit_code == len(unanswered)
+        assert ("without what gpu-3 (c:9002) has: it does not answer" in result.stderr) == bool(unanswered)

@@ -43,6 +43,13 @@ def test_each_member_has_a_line() -> None:
     assert "\x1b" not in text
 
 
+def test_blocks_of_another_size_are_told_with_node_slot_and_sizes() -> None:
+    differing = SILENT | {"differing_blocks": [{"slot": "data", "here_bytes": 8 << 20, "there_bytes": 4 << 20}]}
+    with admin_double((200, CLUSTER | {"members": [UP, differing]})) as admin:
+        result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])
+    assert "gpu\\u001b[2J (10.0.0.2:9002) has blocks of 4.0 MiB in slot data, this node of 8.0 MiB" in result.stdout
+
+
 def test_a_node_outside_the_list_is_told_so() -> None:
     with admin_double((200, CLUSTER | {"members": [SILENT]})) as admin:
         result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])

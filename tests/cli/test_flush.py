@@ -135,7 +135,9 @@ def test_a_background_process_that_is_just_starting_is_waited_for(monkeypatch: p
     assert (result.exit_code, "no gateway answers" in result.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("arguments", [["b/"], ["s3://", "--timeout", "1s"], ["s3://", "--wait", "--timeout", "soon"]])
+@pytest.mark.parametrize(
+    "arguments", [["b/"], ["s3://b/\udcff"], ["s3://", "--timeout", "1s"], ["s3://", "--wait", "--timeout", "soon"]]
+)
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     """And nothing is asked."""
     assert CliRunner().invoke(cli.app, ["flush", *arguments]).exit_code == 2
@@ -273,3 +275,38 @@ def test_what_is_never_sent_is_not_durable(prefix: str, exit_code: int) -> None:
         result = CliRunner().invoke(cli.app, ["flush", prefix, "--wait", "--admin-url", port.url])
     assert result.exit_code == exit_code
     assert "2 objects on this node only: not durable, and not to be sent" in result.stderr
+
+
+def of_nodes(*nodes: tuple[str, int | None]) -> tuple[int, dict[str, Any]]:
+    """An answer for several nodes: name, and how much is pending there; None: it cannot be asked."""
+    told = []
+    for name, objects in nodes:
+        progress = None if objects is None else left(objects, through=objects)[1]
+        problem = "it does not answer\x1b[2J" if objects is None else None
+        told.append({"node": name, "address": f"{name}:9002", "problem": problem, "progress": progress})
+    return 200, {"nodes": told}
+
+
+def test_over_the_cluster_all_nodes_are_waited_for() -> None:
+    """Each by the number that it has answered with; one that answers late is asked to begin then."""
+    answers = [of_nodes(("a", 1), ("b", 2), ("c", None)), of_nodes(("a", 0), ("b", 1), ("c", 3))]
+    with admin_double(*answers, of_nodes(("a", 0), ("b", 0), ("c", 0))) as port:
+        result = run(port, "--wait", "--cluster")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert {one[:2] for one in port.asked} == {("POST", "/api/v1/cluster/flush")}
+        begun = [{one["address"]: one["through"] for one in asked[2].get("begun", [])} for asked in port.asked]
+        assert begun[:3] == [{}, {"a:9002": 1, "b:9002": 2}, {"a:9002": 0, "b:9002": 1, "c:9002": 3}]
+
+
+def test_a_node_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, although the others have nothing left, and however long it is waited for."""
+    monkeypatch.setattr(flush, "_GONE_SECONDS", 0.05)
+    for more in (["--wait"], ["--wait", "--timeout", "10ms"], []):
+        with admin_double(of_nodes(("a", 0), ("c", None))) as port:
+            result = run(port, "--cluster", *more)
+        assert result.exit_code == 1
+        assert "c (c:9002) could not be asked: it does not answer\\u001b[2J" in result.stderr
+        assert ("nothing is pending" in result.stdout) == ("on the nodes that were asked" in result.stdout or not more)
+    with admin_double(of_nodes(("a", 0), ("c", None))) as port:
+        document = orjson.loads(run(port, "--cluster", "--wait", "--json").stdout)
+    assert (document["outcome"], [one["node"] for one in document["nodes"]]) == ("unanswered", ["a", "c"])

@@ -10,19 +10,18 @@ from typer.testing import CliRunner, Result
 
 from gateway import cli
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
     """With a slot that can have a third of its data set."""
-    keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
     slot = {"name": "small", "prefix": "s3://bucket/large/", "capacity_limit": "8MiB"}
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
         for number in range(6):
             origin.model.put("bucket", f"large/{number}", bytes(4 * 2**20))
-        config: dict[str, Any] = {"origin": {"endpoint_url": origin.endpoint_url, **keys}, "slots": [slot]}
+        config: dict[str, Any] = {"origin": origin.settings, "slots": [slot]}
         with GatewayProcess(config) as gateway, gateway.explaining():
             yield gateway
 

@@ -91,6 +91,7 @@ def test_a_directory_may_be_the_one_below_or_above() -> None:
     assert not are_same(Path("/a"), Path("/b/forebay"))
 
 
+@pytest.mark.slow
 def test_doctor_counts_another_gateway_as_an_error(gateway: GatewayProcess, tmp_path: Path) -> None:
     """Also another program, and a token that is not the gateway's; that none runs is a note."""
 

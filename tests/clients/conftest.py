@@ -1,7 +1,8 @@
 """Real clients on one side, a real origin on the other, a running gateway in between.
 
 `make test-clients-back` has every client write into the write-back buffer instead, and expects the
-same of it, but for what WRITTEN_BACK names.
+same of it, but for what WRITTEN_BACK names. `make test-clients-cluster` does so with three nodes, each of which gets
+every third request. `make test-clients-directory` has a directory as the origin.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,17 @@ import pytest
 import trustme
 
 from tests.clients.boto import boto3_client
-from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin, running_moto, running_strict_origin
+from tests.clients.origins import (
+    IS_DIRECTORY,
+    NODES,
+    Origin,
+    running_directory,
+    running_moto,
+    running_strict_origin,
+)
 from tests.support.gateway_process import GatewayProcess
+from tests.support.one_address import one_address
+from tests.support.waiting import eventually
 
 FLUSHED_SECONDS = 30.0
 
@@ -33,27 +43,34 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a gateway listens; `ca_file` is what an https client must trust."""
+    """Where gateways listen; `ca_file` is what an https client must trust."""
 
     url: str
     ca_file: Path | None
-    directory: Path
+    directories: Sequence[Path]
 
     def wait_until_flushed(self) -> None:
         """Return when the origin has everything that was acknowledged, and no upload that was aborted here."""
-        journal = self.directory / "writeback" / "journal"
-        if not journal.exists():
-            return
-        deadline = time.monotonic() + FLUSHED_SECONDS
-        with closing(sqlite3.connect(journal, timeout=FLUSHED_SECONDS)) as connection:
-            while connection.execute(_LEFT).fetchone() != (0,):
-                assert time.monotonic() < deadline, "the origin never got everything"
-                time.sleep(0.005)
+        for journal in (directory / "writeback" / "journal" for directory in self.directories):
+            if journal.exists():
+                with closing(sqlite3.connect(journal, timeout=FLUSHED_SECONDS)) as connection:
+                    _wait_until_nothing_is_left(connection)
+
+
+def _wait_until_nothing_is_left(journal: sqlite3.Connection) -> None:
+    eventually(lambda: journal.execute(_LEFT).fetchone() == (0,), "the origin never got everything")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drop moto over https where tests meet both origins: the strict one judges what clients do over https."""
-    items[:] = [item for item in items if not _is_second_opinion(item)]
+    """Drop moto over https where tests meet both origins: the strict one judges what clients do over https.
+
+    Of a directory, those that make buckets: 13.9.
+    """
+    items[:] = [item for item in items if not (_is_second_opinion(item) or (IS_DIRECTORY and _makes_buckets(item)))]
+
+
+def _makes_buckets(item: pytest.Item) -> bool:
+    return getattr(item, "originalname", "") == "test_buckets"
 
 
 def _is_second_opinion(item: pytest.Item) -> bool:
@@ -62,12 +79,17 @@ def _is_second_opinion(item: pytest.Item) -> bool:
     return (parameters.get("origin"), parameters.get("endpoint")) == ("moto", "https") and not meets_one
 
 
-@pytest.fixture(scope="session", params=["moto", "strict"])
+@pytest.fixture(scope="session", params=["directory"] if IS_DIRECTORY else ["moto", "strict"])
 def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
     """Every client meets both."""
-    moto = request.param == "moto"
-    with running_moto(tmp_path_factory.mktemp("origin")) if moto else running_strict_origin() as running:
-        yield running
+    with ExitStack() as stack:
+        match request.param:
+            case "directory":
+                yield stack.enter_context(running_directory(tmp_path_factory.mktemp("origin")))
+            case "moto":
+                yield stack.enter_context(running_moto(tmp_path_factory.mktemp("origin")))
+            case _:
+                yield stack.enter_context(running_strict_origin())
 
 
 WRITE = os.environ.get("FOREBAY_CLIENTS_WRITE", "through")
@@ -77,26 +99,44 @@ WRITTEN_BACK = WRITE == "back"
 """Where a test expects something else then, it says so by this, with the clause of docs/semantics.md."""
 
 
-def _gateway(origin: Origin, **server: str) -> GatewayProcess:
-    return GatewayProcess(
-        {
-            "slots": [{"name": "all", "prefix": "s3://", "write": WRITE}],
-            "server": server,
-            "origin": {
-                "endpoint_url": origin.url,
-                "region": REGION,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
-            "cache": {"capacity": "2GiB", "persistent": True},
-        }
-    )
+@contextmanager
+def _endpoint(origin: Origin, directory: Path, ca_file: Path | None = None, **server: str) -> Iterator[Endpoint]:
+    config: dict[str, Any] = {
+        "slots": [{"name": "all", "prefix": "s3://", "write": WRITE}],
+        "server": server,
+        "cache": {"capacity": "2GiB", "persistent": True},
+        **origin.configuration(),
+    }
+    with ExitStack() as stack:
+        if NODES == 1:
+            gateway = stack.enter_context(GatewayProcess(config))
+            yield Endpoint(gateway.s3_url, ca_file, [gateway.directory])
+            return
+        cluster = stack.enter_context(one_address(directory, config, NODES, ca_file=ca_file))
+        if WRITTEN_BACK:
+            _wait_until_all_absorb(origin, [one.s3_url for one in cluster.gateways], ca_file)
+        yield Endpoint(cluster.s3_url, ca_file, [one.directory for one in cluster.gateways])
+
+
+def _wait_until_all_absorb(origin: Origin, urls: Sequence[str], ca_file: Path | None) -> None:
+    """Until each node acknowledges writes itself: all others must have heard of it, and the first goes through."""
+    direct, bucket = boto3_client(origin.url), f"bucket-{next(_numbers)}"
+    direct.create_bucket(Bucket=bucket)
+    deadline = time.monotonic() + FLUSHED_SECONDS
+    for url in urls:
+        client, outcome = boto3_client(url, ca_file), ""
+        while outcome != "absorbed":
+            assert time.monotonic() < deadline, outcome
+            answer = client.put_object(Bucket=bucket, Key="ready", Body=b"x")["ResponseMetadata"]["HTTPHeaders"]
+            outcome = answer["x-forebay-cache"]
+        client.close()
+    direct.close()
 
 
 @pytest.fixture(scope="session")
-def http_endpoint(origin: Origin) -> Iterator[Endpoint]:
-    with _gateway(origin) as gateway:
-        yield Endpoint(gateway.s3_url, None, gateway.directory)
+def http_endpoint(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with _endpoint(origin, tmp_path_factory.mktemp("http")) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")
@@ -107,8 +147,8 @@ def https_endpoint(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> 
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
     server = str(directory / "server.pem")
-    with _gateway(origin, certificate_file=server, key_file=server) as gateway:
-        yield Endpoint(gateway.s3_url, directory / "ca.pem", gateway.directory)
+    with _endpoint(origin, directory, directory / "ca.pem", certificate_file=server, key_file=server) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["http", "https"])
@@ -144,8 +184,8 @@ def direct(origin: Origin, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def bucket(direct: Any) -> str:
+def bucket(origin: Origin, direct: Any) -> str:
     """A bucket that no other test uses."""
     name = f"bucket-{next(_numbers)}"
-    direct.create_bucket(Bucket=name)
+    origin.make_bucket(direct, name)
     return name

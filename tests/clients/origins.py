@@ -12,14 +12,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gateway.demo.stack import DemoProcess
+from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-__all__ = ["ACCESS_KEY_ID", "REGION", "SECRET_ACCESS_KEY", "Origin", "Seen", "running_moto", "running_strict_origin"]
+__all__ = [
+    "ACCESS_KEY_ID",
+    "IS_DIRECTORY",
+    "NODES",
+    "REGION",
+    "SECRET_ACCESS_KEY",
+    "Origin",
+    "Seen",
+    "running_directory",
+    "running_moto",
+    "running_strict_origin",
+]
 
 REGION = "us-east-1"
+NODES = int(os.environ.get("FOREBAY_CLIENTS_NODES", "1"))
+"""More than one: a cluster behind one address."""
+
+
+IS_DIRECTORY = os.environ.get("FOREBAY_CLIENTS_ORIGIN") == "file"
+"""Where a test expects something else of a directory, it says so by this, with the clause of docs/semantics.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +56,26 @@ class Origin:
 
     url: str
     requests: Callable[[], list[Seen]]
+    root: Path | None = None
+    """The directory that it is; `url` is then that of another gateway in front of it."""
+
+    def make_bucket(self, client: Any, name: str) -> None:
+        if self.root is not None:
+            (self.root / name).mkdir()  # 13.9: buckets are made in the directory
+        else:
+            client.create_bucket(Bucket=name)
+
+    def configuration(self) -> dict[str, Any]:
+        """Of a gateway in front of it, but for slots."""
+        if self.root is not None:
+            return home_of(self.root)
+        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+        return {"origin": {"endpoint_url": self.url, "region": REGION, **keys}}
 
     def object_reads(self, bucket: str) -> list[Seen]:
-        """GETs that carried object bytes out of the origin."""
+        """GETs that carried object bytes out of the origin. Of several nodes, nothing is told: each asks for itself."""
+        if NODES > 1 or self.root is not None:
+            return []
         return [one for one in self.requests() if one.method == "GET" and one.bucket == bucket and one.key]
 
 
@@ -51,6 +87,21 @@ def running_strict_origin() -> Iterator[Origin]:
             return [Seen(call.method, call.bucket or "", call.key or "") for call in server.model.calls]
 
         yield Origin(server.endpoint_url, requests)
+
+
+@contextmanager
+def running_directory(root: Path) -> Iterator[Origin]:
+    """A directory, and in front of it a gateway that keeps nothing."""
+    with GatewayProcess({**home_of(root), "slots": [{"name": "all", "prefix": "s3://"}]}) as gateway:
+        yield Origin(gateway.s3_url, list, root)
+
+
+def home_of(root: Path) -> dict[str, Any]:
+    """The configuration of a gateway whose buckets are the directories in `root`."""
+    keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+    unset = {"access_key_id": None, "secret_access_key": None}
+    origin = {"endpoint_url": f"file://{root}", "region": REGION, **unset}
+    return {"origin": origin, "credentials": [{**keys, "allow": ["s3://"]}]}
 
 
 @contextmanager

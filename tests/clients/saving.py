@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from tests.clients.boto import boto3_client, cache_header, read
 from tests.clients.origins import REGION
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 BUCKET = "checkpoints"
-PATIENCE_SECONDS = 60.0
 
 Objects = dict[str, tuple[str, bytes]]
 """Key → the ETag that HEAD says, and bytes."""
@@ -95,10 +94,3 @@ def saving(directory: Path) -> Iterator[Saving]:
             through, direct = boto3_client(gateway.s3_url), boto3_client(origin.endpoint_url)
             assert cache_header(through.put_object(Bucket=BUCKET, Key="first", Body=b"x")) == "forwarded"
             yield Saving(origin, gateway, through, direct)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to it"
-        time.sleep(0.1)

@@ -11,7 +11,7 @@ from boto3.s3.transfer import TransferConfig
 
 from tests.clients.boto import cache_header, described, read
 from tests.clients.content import MIB, ODD_KEYS, random_bytes
-from tests.clients.origins import Origin
+from tests.clients.origins import NODES, Origin
 
 pytestmark = pytest.mark.clients
 
@@ -53,14 +53,15 @@ def test_the_second_download_file_reads_nothing_at_the_origin(
 
 
 def test_the_answer_says_where_it_came_from(through: Any, direct: Any, bucket: str) -> None:
-    """x-forebay-cache is miss on the first read of an object and hit on the second."""
+    """x-forebay-cache is miss on the first read of an object and hit on the second, of each node; or another has it."""
     direct.put_object(Bucket=bucket, Key="object", Body=random_bytes(3 * MIB))
     answers = []
-    for _ in range(2):
+    for _ in range(2 * NODES):
         response = through.get_object(Bucket=bucket, Key="object")
         assert response["Body"].read() == random_bytes(3 * MIB)
         answers.append(cache_header(response))
-    assert answers == ["miss", "hit"]
+    assert (answers[0] == "peer" and NODES > 1) or answers[0] == "miss", answers
+    assert answers[-1] == "hit", answers
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_the_example_waits_until_all_of_a_checkpoint_is_at_the_bucket(saved: Sav
         is_durable(saved.through, BUCKET, "step-1/model-00001-of-00002.safetensors")
 
 
+@pytest.mark.slow
 def test_the_example_waits_as_a_command(saved: Saving) -> None:
     """In a script."""
     manifest = save(saved, "step-2")
@@ -73,6 +74,7 @@ def test_the_example_waits_as_a_command(saved: Saving) -> None:
     saved.direct.head_object(Bucket=BUCKET, Key=manifest)
 
 
+@pytest.mark.slow
 def test_a_flush_waits_for_the_checkpoint_that_is_named(saved: Saving) -> None:
     """It ends soon after the last file has come from another node, while a checkpoint of a longer name waits still."""
     manifest, longer = save(saved, "step-3"), save(saved, "step-30")

@@ -27,19 +27,13 @@ KEYS = [*ODD_KEYS, *(f"data/class{number % 7}/{number:03}" for number in range(6
 @pytest.fixture(scope="module")
 def endpoint(origin: Origin) -> Iterator[Endpoint]:
     """A gateway with two workers and one slot that lets the index answer; the bucket is filled."""
-    origin_of = {
-        "endpoint_url": origin.url,
-        "region": REGION,
-        "access_key_id": ACCESS_KEY_ID,
-        "secret_access_key": SECRET_ACCESS_KEY,
-    }
     slot = {"name": "indexed", "prefix": f"s3://{BUCKET}/", "consistency": "immutable"}
     client = boto3_client(origin.url)
-    client.create_bucket(Bucket=BUCKET)
+    origin.make_bucket(client, BUCKET)
     put_all(client, BUCKET, {key: key.encode() for key in KEYS})
     client.close()
-    with GatewayProcess({"server": {"workers": 2}, "origin": origin_of, "slots": [slot]}) as gateway:
-        yield Endpoint(gateway.s3_url, None, gateway.directory)
+    with GatewayProcess({"server": {"workers": 2}, "slots": [slot], **origin.configuration()}) as gateway:
+        yield Endpoint(gateway.s3_url, None, [gateway.directory])
 
 
 def pages(client: Any, operation: str, **arguments: Any) -> Iterator[Any]:

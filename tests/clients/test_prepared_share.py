@@ -101,7 +101,7 @@ def by_boto3(gateway: GatewayProcess, _: Path) -> Iterator[Reads]:
 
 
 def by_s3fs(gateway: GatewayProcess, _: Path) -> Iterator[Reads]:
-    with closed(s3_filesystem(Endpoint(gateway.s3_url, None, gateway.directory))) as filesystem:
+    with closed(s3_filesystem(Endpoint(gateway.s3_url, None, [gateway.directory]))) as filesystem:
 
         def reads() -> None:
             for key in KEYS:

@@ -7,7 +7,6 @@ one storage class.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +19,10 @@ from tests.clients.content import MIB
 from tests.clients.origins import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tests.support.gateway_process import GatewayProcess
 from tests.support.radosgw import running_radosgw
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.radosgw, pytest.mark.timeout(600)]
 
-FLUSHED_SECONDS = 60.0
 BUCKET = "bucket"
 
 
@@ -65,7 +64,7 @@ def source_of(answer: Any) -> str:
 
 
 def wait_until_flushed(gateway: GatewayProcess) -> None:
-    Endpoint(gateway.s3_url, None, gateway.directory).wait_until_flushed()
+    Endpoint(gateway.s3_url, None, [gateway.directory]).wait_until_flushed()
 
 
 def content(client: Any, key: str) -> bytes:
@@ -115,10 +114,7 @@ def test_what_others_write_meanwhile_stays(gateway: GatewayProcess, client: Any,
     etag = client.upload_part(**where, PartNumber=1, Body=b"ours")["ETag"]
     origin.put_object(Bucket=BUCKET, Key="theirs/k", Body=b"theirs")
     client.complete_multipart_upload(**where, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]})
-    deadline = time.monotonic() + FLUSHED_SECONDS
-    while "CONFLICT:" not in gateway.log:
-        assert time.monotonic() < deadline, gateway.log
-        time.sleep(0.05)
+    eventually(lambda: "CONFLICT:" in gateway.log, lambda: gateway.log)
     assert content(origin, "theirs/k") == b"theirs"
     assert content(client, "theirs/k") == b"ours"
 

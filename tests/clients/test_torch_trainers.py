@@ -15,8 +15,9 @@ import pytest
 
 from tests.clients.filesystems import closed
 from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY
-from tests.clients.saving import BUCKET, Saving, eventually, saving
+from tests.clients.saving import BUCKET, Saving, saving
 from tests.support.gateway_process import ANSWER_SECONDS_MAX
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -14,10 +14,14 @@ from gateway.metadata.entries import SETTLED_SECONDS
 from gateway.origin import peer_protocol as peer
 from gateway.policy.slots import Prefix, Slots
 from gateway.s3.headers import format_http_date
+from gateway.s3.origin_habits import NO_HABITS
 from tests.cluster.nodes import Cluster
 from tests.support.asgi import Answer, call
 from tests.support.blocks import BLOCK, BUCKET, content_of
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.peers import checksums
 from tests.support.slots import Slot, slot_with
 from tests.support.snapshots import freeze
 
@@ -82,6 +86,31 @@ async def test_12_2_a_first_answer_that_came_damaged_reaches_nobody(
         await cluster.settle()
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"status": 206, "etag": 'W/"weak"', "content-range": f"bytes 0-{BLOCK - 1}/{2 * BLOCK}"},
+        {"status": 200},
+        {"status": 412},
+        {"status": 416},
+        {"status": 501},
+    ],
+)
+async def test_9_8_no_odd_answer_of_a_peer_is_a_habit_of_the_bucket(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """9.8 A weak ETag, the whole object for a range, a refusal: only the bucket tells what it does."""
+    async with asking(tmp_path, TTL) as (gateway, cluster):
+        version = cluster.store("k", 2 * BLOCK)
+        content = content_of(cluster.bucket, version)
+        body = {200: content, 206: content[:BLOCK]}.get(odd["status"], b"")
+        told = {"etag": version.etag, "content-length": str(len(body)), peer.AGE: "0", peer.CRC32C: checksums(body)}
+        told |= {name: value for name, value in odd.items() if name != "status"}
+        cluster.nodes["one"].replies = [MemoryResponse(odd["status"], told, BytesContent(body))]
+        for _ in range(3):
+            answer = await ask(gateway, "GET", "/k")
+            assert (answer.status, answer.body) == (200, content)
+        assert gateway.catalog.habits(BUCKET) == NO_HABITS
+
+
 @pytest.mark.parametrize(("after_seconds", "settled"), [(None, False), (1.0, False), (SETTLED_SECONDS, True)])
 async def test_3_11_only_the_buckets_date_settles_a_version(
     tmp_path: Path, after_seconds: float | None, *, settled: bool
@@ -111,6 +140,24 @@ async def test_3_10_what_is_told_of_a_bucket_each_node_asks_itself(tmp_path: Pat
                 assert (await ask(gateway, method, target)).status == 200
         assert cluster.asked() == {}
         assert not [name for call in cluster.bucket.calls for name in call.headers if name == peer.COPY]
+
+
+@pytest.mark.parametrize(("whole", "at_bucket"), [(False, 0), (True, 1)])
+async def test_12_1_the_first_bytes_of_a_frozen_version_come_from_their_owner(
+    tmp_path: Path, *, whole: bool, at_bucket: int
+) -> None:
+    """12.1 With what is to be known of the object, unless that is its checksums: these come with the whole object."""
+    async with asking(tmp_path, FROZEN) as (gateway, cluster):
+        version = cluster.store("k", 1000)
+        await freeze(gateway, "v1", f"s3://{BUCKET}/")
+        headers = {"x-amz-checksum-mode": "ENABLED"} if whole else {}
+        asked = cluster.from_bucket()
+        answer = await ask(gateway, "GET", "/k", **headers)
+        assert (answer.status, answer.body) == (200, content_of(cluster.bucket, version))
+        assert cluster.from_bucket() - asked == at_bucket
+        if not whole:
+            said = cluster.nodes["one"].headers()
+            assert (said["if-match"], said[peer.MAX_AGE]) == (version.etag, "0.000")
 
 
 async def test_3_14_a_412_of_a_peer_leaves_a_frozen_version_its_blocks(tmp_path: Path) -> None:

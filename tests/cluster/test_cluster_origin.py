@@ -14,7 +14,7 @@ from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX, FOLLOWED_MAX
 from gateway.cluster.members import Member
 from gateway.cluster.peers import LEFT_OUT_SECONDS
-from gateway.core.errors import OriginUnreachable
+from gateway.core.errors import OriginBusy, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.metadata.ages import AnswerAges
 from gateway.metadata.entries import InvalidationEpochs
@@ -317,6 +317,19 @@ async def test_the_bucket_is_asked_by_ration_until_the_answers_end() -> None:
     fourth, fifth = [await cluster.origin.send(pinned(version)) for _ in range(2)]
     await fourth.aclose()
     await fifth.aclose()
+
+
+async def test_12_5_who_waits_for_long_for_a_part_of_the_ration_is_told_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_origin, "RATION_SECONDS_MAX", 0.01)
+    cluster = Cluster(fallback_requests=1)
+    version = cluster.store("k", BLOCK)
+    cluster.view.order = ()
+    async with await cluster.origin.send(pinned(version)):
+        with pytest.raises(OriginBusy):
+            await cluster.origin.send(pinned(version))
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
 
 
 async def test_who_lets_an_answer_wait_keeps_nobody_from_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,6 +290,7 @@ def orders() -> Iterator[tuple[int, ...]]:
     return product((0, 1), repeat=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_two_nodes_that_ask_each_other_for_all_never_wait_for_ever(tmp_path: Path, kind: str) -> None:
     pair = Pair(make_origin())

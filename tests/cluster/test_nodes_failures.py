@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.serve.claim import closed_mark
+from tests.support.gateway_process import to_toml
 from tests.support.nodes import BLOCK, PASSING, SECRET, SENT, SIZES, PeerName, load, nodes
 
 NEXT_SECRET = "the next secret of the cluster, 32 characters"
@@ -65,6 +66,7 @@ def test_12_5_a_node_without_its_directory_owns_nothing_and_serves_its_clients(t
         closed_mark(directory).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_12_5_nodes_that_think_otherwise_of_who_is_there_never_wait_for_each_other(tmp_path: Path) -> None:
     """Each takes the others for all members, so it owns nothing and asks for all; none has room for much."""
     small = {"capacity": "9MiB", "block_size": "1MiB"}
@@ -75,6 +77,7 @@ def test_12_5_nodes_that_think_otherwise_of_who_is_there_never_wait_for_each_oth
             cluster.epoch(keys, [0, 1, 2], threads_each=6)
 
 
+@pytest.mark.slow
 def test_12_6_what_nodes_have_stays_theirs_when_others_come(tmp_path: Path) -> None:
     """Two more nodes come; the bucket gives nothing for it."""
     with nodes(tmp_path, 4, running=2) as cluster:
@@ -82,6 +85,29 @@ def test_12_6_what_nodes_have_stays_theirs_when_others_come(tmp_path: Path) -> N
         assert cluster.grown(keys).size_bytes <= TAKEN_FOR_DEAD_MAX * cluster.size_bytes(keys)
 
 
+def test_12_6_a_weight_that_is_changed_while_nodes_read_moves_blocks_at_once(tmp_path: Path) -> None:
+    """On a reload of its node, on all nodes, and no read fails for it."""
+    with nodes(tmp_path, 2, cluster={"weight": 1}) as cluster:
+        keys = cluster.store("k", [300_000, 2 * BLOCK] * 4)
+        urls = [node.gateway.admin_url for node in cluster.nodes]
+
+        def shares(number: int) -> list[float]:
+            found = cluster[number].client.get(f"{urls[number]}/api/v1/cluster").json()["members"]
+            return [one["share"] for one in found]
+
+        with load(cluster, keys, [0, 1]) as reading:
+            reading.more(len(keys))
+            for number in (0, 1):
+                cluster.wait_until(lambda: shares(number) == [0.5, 0.5])  # noqa: B023 - called here
+            cluster[1].config["cluster"]["weight"] = 3
+            cluster[1].gateway.config_file.write_text(to_toml(cluster[1].config), encoding="utf-8")
+            assert cluster[1].client.post(f"{urls[1]}/api/v1/reload").is_success
+            for number in (0, 1):
+                cluster.wait_until(lambda: shares(number) == [0.25, 0.75])  # noqa: B023 - called here
+            reading.more(len(keys))
+
+
+@pytest.mark.slow
 def test_12_6_nodes_come_and_go_as_their_name_says(tmp_path: Path) -> None:
     """And stay as they were while it cannot be resolved, or stands for nobody. No read fails meanwhile."""
     name = PeerName(tmp_path, 3)
@@ -125,6 +151,18 @@ def test_12_6_nodes_come_and_go_as_their_name_says(tmp_path: Path) -> None:
             pytest.fail("the two that are left do not read together")
 
 
+@pytest.mark.slow
+def test_12_12_a_node_is_reached_under_a_name_that_it_does_not_know(tmp_path: Path) -> None:
+    """Behind a mapped port, by a name, by its other address."""
+    with nodes(tmp_path, 2, [PASSING]) as cluster:
+        keys = cluster.store("k", [300_000] * 12)
+        cluster[0].restart([cluster[0].address, cluster[1].address.replace("127.0.0.1", "localhost")], 3600)
+        cluster.wait_for_states(0, ["up", "up"])
+        for _ in range(2):
+            assert "peer" in cluster.epoch(keys, [0]).seen
+
+
+@pytest.mark.slow
 def test_12_12_secrets_are_changed_while_nodes_read(tmp_path: Path) -> None:
     """Added everywhere, then first everywhere, then alone: no read fails, and none needs the bucket."""
     with nodes(tmp_path, 3, [PASSING]) as cluster:

@@ -6,12 +6,13 @@ import pytest
 
 from gateway.cluster.peers import IDLE_SECONDS, LEFT_OUT_SECONDS, SAMPLES
 from gateway.core.errors import OriginBodyError, OriginUnreachable
-from gateway.origin.peer_protocol import CRC32C
+from gateway.origin.peer_protocol import BY, CRC32C, TO
 from tests.cluster.nodes import Cluster, pinned
-from tests.support.blocks import BLOCK, until
+from tests.support.blocks import BLOCK
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.peers import checksums
+from tests.support.waiting import until
 
 
 async def hits(cluster: Cluster, name: str, count: int, seconds: float) -> None:
@@ -55,6 +56,17 @@ async def test_what_a_peer_must_get_from_the_bucket_does_not_make_it_slow() -> N
     cluster.nodes["one"].cache = "miss"
     await hits(cluster, "one", 2 * SAMPLES, 5.0)
     assert not cluster.peers.is_away(cluster.member("one"))
+
+
+async def test_requests_name_the_peer_as_it_calls_itself() -> None:
+    """Not as the asker does: names, mapped ports, addresses of both versions. The last answer counts."""
+    cluster = Cluster()
+    node = cluster.nodes["one"]
+    for name in ("first", "second"):
+        node.replies.append(MemoryResponse(421, {BY: name}))
+    for _ in range(3):
+        await cluster.read(cluster.store("k", BLOCK))
+    assert [one.headers.get(TO) for one in node.asked] == [None, "first", "second"]
 
 
 async def test_a_silent_peer_is_away_once_it_was_asked() -> None:

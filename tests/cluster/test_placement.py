@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,16 @@ def test_only_blocks_of_the_node_that_goes_change_their_owner_and_their_second_t
             assert left[0] is owners[0]
         else:
             assert left == owners
+
+
+@given(names=NAMES, weight=st.integers(1, 9), key=KEYS, number=st.integers(0, 99))
+def test_12_6_a_changed_weight_moves_blocks_only_to_or_from_its_node(
+    names: list[str], weight: int, key: ObjectKey, number: int
+) -> None:
+    before = [Member(name, name, weight=3) for name in names]
+    after = [replace(before[0], weight=weight), *before[1:]]
+    owner, now = (Placement(members).owners(key, number)[0].name for members in (before, after))
+    assert owner == now or (now if weight > 3 else owner) == names[0]
 
 
 def test_nodes_own_blocks_in_proportion_to_their_weights() -> None:

@@ -184,6 +184,31 @@ async def test_a_node_that_was_away_for_ten_minutes_or_more_begins_as_a_new_memb
     assert begun(tmp_path, clock, "other").since == clock.monotonic()
 
 
+@pytest.mark.parametrize("way", ["unlisted", "cut off"])
+@pytest.mark.parametrize(
+    ("seconds", "others_restart"), [(SETTLED_SECONDS, False), (60.0, False), (SETTLED_SECONDS, True)]
+)
+async def test_a_node_that_ran_while_it_was_away_for_long_begins_anew_among_older_ones(
+    tmp_path: Path, way: str, seconds: float, *, others_restart: bool
+) -> None:
+    """What it looked after has been read through others. If these are the younger ones, it has what they lack."""
+    node = PolledNode(tmp_path, [FIRST, SECOND], SECOND)
+    async with node.running():
+        hello = dict(node.peers.hellos)
+        if way == "unlisted":
+            node.listed = [SECOND]
+        else:
+            node.peers.hellos.clear()
+        await node.turn(RESOLVE_SECONDS)
+        await node.turn(seconds)
+        node.peers.hellos, node.listed = hello, [FIRST, SECOND]
+        node.peers.change(SECOND, age_seconds=1.0 if others_restart else 5000.0)
+        await node.turn(RESOLVE_SECONDS)
+        await node.turn()
+        is_new = seconds == SETTLED_SECONDS and not others_restart
+        assert node.seen()[FIRST].since == (pytest.approx(node.clock.monotonic(), abs=10) if is_new else 0.0)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"cluster": "train"}', b'{"cluster": "train", "seen": "x"}'])
 def test_a_damaged_note_of_the_membership_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cluster.json").write_bytes(content)

@@ -8,9 +8,9 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
+import redis
 import trustme
 
 from gateway.cluster import redis_link
@@ -18,8 +18,9 @@ from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Redis
 from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question
 from gateway.core.errors import RegistryAway
 from tests.cluster.test_scripts import NODES, Dice, Pair
+from tests.support.connections import answering
 from tests.support.manual_clock import ManualClock
-from tests.support.redis_server import RedisServer, programs
+from tests.support.redis_server import RedisServer, Wire, programs
 
 PREFIX = prefix_of("train")
 
@@ -51,6 +52,12 @@ async def linked(where: RedisPlace) -> AsyncIterator[tuple[RedisLink, ManualCloc
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def laid(wire: Wire) -> AsyncIterator[RedisPlace]:
+    async with answering(wire.carry) as port:
+        yield RedisPlace((("127.0.0.1", port),))
 
 
 async def stamp(link: RedisLink, key: str = "key") -> int:
@@ -136,50 +143,10 @@ async def test_pauses_grow_and_a_good_answer_ends_them(tmp_path: Path) -> None:
         assert link._again_at - clock.monotonic() == pytest.approx(0.1)
 
 
-class Wire:
-    """What lies between link and server: `mode` says what becomes of answers."""
-
-    def __init__(self, to: RedisServer, mode: Literal["pass", "drip", "cut"] = "pass") -> None:
-        self._to = to
-        self.mode = mode
-
-    @asynccontextmanager
-    async def laid(self) -> AsyncIterator[RedisPlace]:
-        listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        async with listener:
-            yield RedisPlace((("127.0.0.1", listener.sockets[0].getsockname()[1]),))
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._to.port)
-            forth = asyncio.create_task(self._forth(reader, to_server))
-            try:
-                await self._back(from_server, writer)
-            finally:
-                forth.cancel()
-                to_server.close()
-                writer.close()
-
-    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(1 << 16):
-            writer.write(piece)
-
-    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(1 << 16):
-            if self.mode == "cut":
-                writer.write(piece[:-3])
-                return
-            for begin in range(0, len(piece), 1) if self.mode == "drip" else ():
-                writer.write(piece[begin : begin + 1])
-                await asyncio.sleep(0.05)
-            if self.mode == "pass":
-                writer.write(piece)
-
-
 async def test_an_answer_that_drips_is_no_answer(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time counts for the whole of it."""
     wire = Wire(server)
-    async with wire.laid() as where, linked(where) as (link, clock):
+    async with laid(wire) as where, linked(where) as (link, clock):
         await stamp(link)
         wire.mode = "drip"
         monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 0.3)
@@ -193,7 +160,7 @@ async def test_an_answer_that_drips_is_no_answer(server: RedisServer, monkeypatc
 async def test_an_answer_that_is_cut_is_none_and_the_next_connection_begins_anew(server: RedisServer) -> None:
     """No answer of a question ends up at another."""
     wire = Wire(server)
-    async with wire.laid() as where, linked(where) as (link, clock):
+    async with laid(wire) as where, linked(where) as (link, clock):
         before = await stamp(link)
         wire.mode = "cut"
         assert "closed" in await away(link)
@@ -269,6 +236,35 @@ async def test_a_primary_without_its_replicas_and_a_full_one_refuse_what_only_re
                     await link.ask(question("look", "bucket", ["key"]))
 
 
+async def test_a_server_that_may_evict_is_refused_and_one_that_has_is_another_run(tmp_path: Path) -> None:
+    """Entries are gone that nodes have put there, and nothing else tells."""
+    with RedisServer(tmp_path) as server, server.client as client:
+        async with linked(place(server)) as (link, clock):
+            run = await link.run_of_primary()
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            assert await link.run_of_primary() == run, "it never drops anything: it has no limit"
+            client.set("some", "key")
+            client.config_set("maxmemory", 1)
+            while client.info("stats")["evicted_keys"] == 0:  # it evicts when it is asked something
+                with contextlib.suppress(redis.ResponseError):
+                    client.set("other", "key")
+            with pytest.raises(RegistryAway, match="maxmemory-policy is allkeys-lru"):
+                await link.run_of_primary()
+            client.config_set("maxmemory", 0)
+            await clock.advance(PAUSE_SECONDS_MAX)
+            assert await link.run_of_primary() != run
+
+
+async def test_a_server_that_somebody_empties_is_another_run(server: RedisServer) -> None:
+    """Process, primary and connection stay; what nodes have put there is gone."""
+    async with linked(place(server)) as (link, _):
+        run = await link.run_of_primary()
+        assert await link.run_of_primary() == run
+        with server.client as client:
+            client.flushall()
+        assert await link.run_of_primary() != run
+
+
 async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer) -> None:
     async with linked(place(server)) as (link, _):
         await stamp(link)
@@ -324,16 +320,25 @@ async def test_the_primary_is_found_by_sentinels(server: RedisServer, tmp_path: 
         assert "no Sentinel answers" in await away(link)
 
 
-@pytest.mark.skipif("redis" not in programs(), reason="the other one is built without TLS")
-async def test_tls_is_verified(tmp_path: Path) -> None:
-    authority, other = trustme.CA(), trustme.CA()
-    paths = {name: str(tmp_path / name) for name in ("cert", "key", "ca")}
+def tls_options(authority: trustme.CA, directory: Path) -> list[str]:
+    """What a server on this machine needs to speak TLS."""
+    paths = {name: str(directory / name) for name in ("cert", "key", "ca")}
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(paths["cert"])
     issued.private_key_pem.write_to_path(paths["key"])
     authority.cert_pem.write_to_path(paths["ca"])
     files = ("--tls-cert-file", paths["cert"], "--tls-key-file", paths["key"], "--tls-ca-cert-file", paths["ca"])
-    with RedisServer(tmp_path, *files, "--tls-auth-clients", "no", program=programs()["redis"], tls=True) as server:
+    return [*files, "--tls-auth-clients", "no"]
+
+
+of_redis = pytest.mark.skipif("redis" not in programs(), reason="the other one is built without TLS")
+
+
+@of_redis
+async def test_tls_is_verified(tmp_path: Path) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    options = tls_options(authority, tmp_path)
+    with RedisServer(tmp_path, *options, program=programs()["redis"], tls=True) as server:
         for trusted, ends in ((authority, True), (other, False)):
             where = RedisPlace((("127.0.0.1", server.tls_port),), tls=True, ca=trusted.cert_pem.bytes().decode())
             async with linked(where) as (link, _):
@@ -341,3 +346,28 @@ async def test_tls_is_verified(tmp_path: Path) -> None:
                     await stamp(link)
                 else:
                     assert "certificate verify failed" in (await away(link)).lower()
+
+
+@of_redis
+async def test_sentinels_have_a_password_of_their_own_and_speak_tls_as_the_primary_does(tmp_path: Path) -> None:
+    authority, program = trustme.CA(), programs()["redis"]
+    options, ca = tls_options(authority, tmp_path), authority.cert_pem.bytes().decode()
+    with RedisServer(tmp_path, *options, "--requirepass", "of-redis", program=program, tls=True) as server:
+        config = tmp_path / "sentinel.conf"
+        lines = [
+            *(f"{name.removeprefix('--')} {value}" for name, value in zip(options[::2], options[1::2], strict=True)),
+            "tls-replication yes",
+            "requirepass of-sentinels",
+            f"sentinel monitor ours 127.0.0.1 {server.tls_port} 1",
+            "sentinel auth-pass ours of-redis",
+        ]
+        config.write_text("\n".join(lines) + "\n")
+        with RedisServer.sentinel(config, tls=True, program=program) as sentinel:
+            for password, ends in (("of-sentinels", True), ("of-redis", False)):
+                places = (("127.0.0.1", sentinel.tls_port),)
+                where = RedisPlace(places, "ours", password="of-redis", sentinel_password=password, tls=True, ca=ca)
+                async with linked(where) as (link, _):
+                    if ends:
+                        await stamp(link)
+                    else:
+                        assert "no Sentinel answers" in await away(link)

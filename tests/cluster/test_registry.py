@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ import pytest
 from gateway.cluster import registry_beats, scripts
 from gateway.cluster.belief import Belief, SharedBelief
 from gateway.cluster.members import Member, View
-from gateway.cluster.redis_registry import CONFIRM_SECONDS_MAX, SEQUENCE_BITS, RedisRegistry
+from gateway.cluster.redis_link import Answer
+from gateway.cluster.redis_registry import CONFIRM_SECONDS_MAX, RedisRegistry
 from gateway.cluster.registry_beats import (
     FOLLOWED_SECONDS,
     HORIZON_SECONDS,
@@ -26,6 +27,7 @@ from gateway.cluster.scripts import AWAY_SECONDS, BEAT_SECONDS, FIRST_SECONDS, L
 from gateway.core.errors import RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
 from gateway.core.prefixes import Prefix
+from gateway.policy.registry import SEQUENCE_BITS
 from gateway.policy.slots import Slot
 from tests.simulation.cluster.redis_model import ModelLink, RedisModel
 from tests.support.manual_clock import ManualClock
@@ -48,8 +50,11 @@ class Journal:
         rows = list(self.pending.items())[after : after + count_max]
         return [Claim(*one) for one in rows], after + len(rows)
 
-    def over(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return [one for one in claims if one.key not in self.pending]
+    def highest_order(self) -> int:
+        return 0
+
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]:
+        return {key: self.pending[key] for key in keys if key in self.pending}
 
 
 class Node:
@@ -132,7 +137,7 @@ def is_of_run(node: Node, number: int) -> bool:
 async def all_rows(registry: RedisRegistry, start: bytes = b"") -> list[tuple[bytes, Known]]:
     found, place = list[tuple[bytes, Known]](), start
     while True:
-        rows, end = await registry.rows(BUCKET, place, b"\xff")
+        rows, end, _ = await registry.rows(BUCKET, place, b"\xff")
         found += rows
         if end is None:
             return found
@@ -200,7 +205,7 @@ async def test_what_one_node_has_pending_others_find_at_its_store_until_it_is_fl
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
         claimed = await a.absorb()
-        assert claimed == Known(None, claimed.claim, 0)
+        assert claimed == Known(None, claimed.claim, 0, claimed.order)
         assert await b.look() == Known("store-a", claimed.claim, 0)
         assert (await a.look()).store is None
         assert (await b.registry.begin([key("key")]))[0].store == "store-a"
@@ -222,6 +227,51 @@ async def test_the_flush_of_an_older_write_does_not_settle_a_newer_claim(tmp_pat
         assert (await b.look()).store == "store-a"
         await a.flushed(token="t2")
         assert (await b.look()).store is None
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_write_keeps_its_claim_that_is_committed_behind_a_later_claim(tmp_path: Path, *, is_late: bool) -> None:
+    """The claim is of the write that claimed last. That one is flushed first; `is_late`: just before the commit."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        claim, claimed_at = Claim(key("key"), "t1"), cluster.clock.monotonic()
+        first = await a.registry.claim(claim)
+        later = await a.registry.claim(Claim(key("key"), "t2"))
+
+        async def commits() -> None:
+            a.journal.pending[claim.key] = "t1"
+            await a.registry.confirm(claim, first, claimed_at)
+
+        if not is_late:
+            await commits()
+        a.beats.settle([Claim(key("key"), "t2")])
+        ask = a.link.ask
+
+        async def asked(question: Sequence[scripts.Word]) -> Answer:
+            if question[0] == "settle" and is_late:
+                await commits()
+            return await ask(question)
+
+        a.link.ask = asked  # type: ignore[method-assign]
+        await cluster.clock.advance(0)
+        a.link.ask = ask  # type: ignore[method-assign]
+        known = await b.look()
+        assert known.store == "store-a"
+        assert is_late or known.claim == later.claim, "its place in the order of all nodes stays"
+        await a.flushed(token="t1")
+        assert (await b.look()).store is None
+
+
+async def test_a_claim_that_a_newer_write_has_taken_is_not_passed(tmp_path: Path) -> None:
+    """The newer write is between its claim and its commit."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await a.absorb(token="t1")
+        await a.registry.claim(Claim(key("key"), "t2"))
+        a.beats.settle([Claim(key("key"), "t0")])
+        await cluster.clock.advance(0)
+        await a.flushed(token="t1")
+        assert (await b.look()).store == "store-a"
 
 
 async def test_rows_are_all_entries_of_a_range_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +304,28 @@ async def test_nothing_is_believed_before_all_known_nodes_have_signed(tmp_path: 
         await cluster.settle_down()
         assert (await a.look("pending")).store == "store-c"
         assert a.beats.problem == ""
+
+
+async def test_a_process_that_asked_nothing_meanwhile_is_answered_by_the_new_primary(tmp_path: Path) -> None:
+    """Its connection is still to the one before. The first claim behind a failover is as good as the next."""
+    async with cluster_of(tmp_path, "a") as cluster:
+        await cluster["a"].look()
+        cluster.model.fail_over(RUNS[1])
+        await cluster.settle_down()
+        assert (await cluster["a"].absorb()).store is None
+
+
+async def test_a_clock_of_redis_that_is_set_back_delays_nothing(tmp_path: Path) -> None:
+    """As soon after the boot of its machine: a run is believed, and who is gone may be given up, as soon as ever."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        cluster.model.restart_empty(RUNS[1])
+        await cluster.pass_time(3.0)
+        await b.stop()
+        cluster.model.now_ms -= 3_600_000
+        await cluster.pass_time(FIRST_SECONDS + LEASE_SECONDS + FOLLOWED_SECONDS)
+        assert await a.believes()
+        assert await a.beats.forget_node("b") == 0
 
 
 async def test_a_node_that_acknowledges_nothing_need_not_sign(tmp_path: Path) -> None:
@@ -299,6 +371,23 @@ async def test_a_store_that_no_node_has_any_more_is_forgotten_by_its_name(tmp_pa
         assert (await a.look()).store is None
 
 
+async def test_a_node_that_changed_its_name_keeps_what_it_has_pending(tmp_path: Path) -> None:
+    """Its old name is forgotten, and the name of a buffer that a living node has is no name to be forgotten."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await b.absorb()
+        await b.stop()
+        b.own = replace(b.own, name="c")
+        b.start()
+        await cluster.pass_time(LEASE_SECONDS + 2)
+        assert await a.beats.forget_node("b") == 0
+        assert (await a.look()).store == "store-b"
+        assert await a.beats.forget_node("store-b") is None, "c beats"
+        assert (await a.look()).store == "store-b"
+        await cluster.pass_time(2)
+        assert a.members() == {"a": 1, "c": 1}
+
+
 async def test_a_run_that_lost_its_last_second_gets_it_again(tmp_path: Path) -> None:
     """A failover: a claim that the new primary never had is put by its node before anybody believes."""
     async with cluster_of(tmp_path, "a", "b") as cluster:
@@ -318,6 +407,25 @@ async def test_a_run_that_lost_its_last_second_gets_it_again(tmp_path: Path) -> 
         assert not is_of_run(b, stamp)
         await a.flushed()
         assert (await b.look()).store is None
+
+
+async def test_what_another_node_has_written_under_the_run_before_is_forgotten(tmp_path: Path) -> None:
+    """It has not noticed the failover yet, and its stamp is at the primary of before."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        before, after = cluster.model, RedisModel(RUNS[1])
+        before.replicate()
+        after.content, after.now_ms = before.replica(), before.now_ms
+        cluster.model = a.link.model = a.of_worker.model = after
+        await cluster.pass_time(3.0)
+        assert not await a.believes()
+        forgotten = a.forgotten
+        await b.write()
+        b.link.model = b.of_worker.model = after
+        await cluster.settle_down()
+        assert await a.believes()
+        assert (await a.look()).stamp == 0
+        assert a.forgotten == forgotten + 1
 
 
 async def test_a_write_that_was_claimed_under_another_run_is_claimed_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.support.redis_server import RedisServer, programs
 PREFIX = scripts.prefix_of("train")
 NODES = [f"node-{number}" for number in range(5)]
 BUCKETS = ["one", "two"]
+VERBS = ("look", "stamp", "claim", "put", "settle", "pass", "rows", "own", "holders", "above")
 KEYS = [f"{name}{more}" for name in ("a", "a/b", "ä", "b", "b\0c") for more in ("", "/", "-1", "-2")]
 
 
@@ -72,15 +73,25 @@ class Dice(random.Random):
         return [f"store-{self.randint(0, 2)}", *questions]
 
     def question(self) -> list[Word]:
-        verb, bucket = self.choice(["look", "stamp", "claim", "put", "settle", "rows", "own"]), self.choice(BUCKETS)
+        verb, bucket = self.choice(list(VERBS)), self.choice(BUCKETS)
         keys = [scripts.key_bytes(one) for one in self.sample(KEYS, self.randint(1, 4))]
         if verb == "rows":
             return scripts.rows_question(bucket, self.choice(keys), self.choice([None, self.choice(KEYS).encode()]))
+        if verb == "holders":
+            stop = self.choice([b"\xff", self.choice(KEYS).encode()])
+            return scripts.holders_question(bucket, self.choice([b"", *keys]), stop)
+        if verb == "above":
+            return scripts.question(verb, "", [self.randint(0, 3000)])
         if verb == "own":
             return scripts.own_question(self.choice([None, (bucket.encode(), self.choice(keys))]))
         tokens = ["t1", "t2", f"t1#{self.randint(1, 99)}"]
-        words = [word for one in keys for word in (one, self.choice(tokens))]
-        return scripts.question(verb, bucket, keys if verb in ("look", "stamp") else words)
+        if verb in ("look", "stamp"):
+            return scripts.question(verb, bucket, keys)
+        names = 2 if verb == "pass" else 1
+        words: list[Word] = []
+        for one in keys:
+            words += [one, *self.choices(tokens, k=names)]
+        return scripts.question(verb, bucket, words)
 
     def beat(self, pair: Pair) -> list[Word]:
         has = pair.model.content
@@ -106,7 +117,9 @@ def play(server: redis.Redis, seed: int, steps: int) -> Pair:
         if kind < 0.75:
             pair.call(ASK, dice.ask())
         elif kind < 0.98:
-            pair.advance(dice.choice([0, 10, 1500, 6000, 700_000 if dice.random() < 0.05 else 0]))
+            pair.advance(
+                dice.choice([0, 10, 1500, 6000, dice.choice([700_000, -3_600_000]) if dice.random() < 0.05 else 0])
+            )
             pair.call(BEAT, dice.beat(pair))
         else:
             pair.call(FORGET, [dice.choice(NODES), f"store-{dice.randint(0, 2)}", dice.randint(0, 1)])

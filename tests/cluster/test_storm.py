@@ -124,6 +124,7 @@ async def read(node: Node, version: ObjectVersion) -> bytes:
     return await take(await node.gateway.blocks.open_range(version, whole(version)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [100_000, BLOCK])
 def test_one_node_sends_a_few_what_fifty_want_at_once(
     size_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

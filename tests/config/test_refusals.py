@@ -79,6 +79,7 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("text", "key"),
     [
         ('[server]\nhost = ""\n', "server.host"),
+        ('[origin]\ndialect = "google"\n', "origin.dialect"),
         ('[server]\nbase_domains = ["S3.Local:9000"]\n', "server.base_domains[0]"),
         ("[server]\nhead_timeout = 0\n", "server.head_timeout"),
         ('[server]\nhead_timeout_seconds = "5s"\n', "server.head_timeout_seconds"),

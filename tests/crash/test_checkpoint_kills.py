@@ -26,7 +26,8 @@ from tests.support.disks import RemountedDisk, kill_disk
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("FOREBAY_CHECKPOINT_KILLS", "3"))
 CUTS = int(os.environ.get("FOREBAY_CHECKPOINT_POWER_CUTS", "3"))
@@ -141,13 +142,6 @@ class Jobs:
             self._origin.run_inside(lambda: self._origin.model.buckets[BUCKET].put(stored))  # noqa: B023
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to it"
-        time.sleep(0.05)
-
-
 def apply_settings(directory: Path, count: int, fall: Callable[[GatewayProcess, StrictOrigin, Jobs], None]) -> None:
     """Save and flush, falling so many times, and look at the bucket all the time."""
     print(f"FOREBAY_KILL_SEED={SEED}")
@@ -157,11 +151,7 @@ def apply_settings(directory: Path, count: int, fall: Callable[[GatewayProcess, 
         origin.bytes_per_second = ORIGIN_BYTES_PER_SECOND
         config: dict[str, Any] = {
             "server": {"workers": 2, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"persistent": True},
             "slots": [{"name": "back", "prefix": f"s3://{BUCKET}/back/", "write": "back"}],
         }

@@ -16,7 +16,7 @@ from gateway.s3.requests import Operation
 from tests.clients.boto import boto3_client
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Delay, on
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 KEYS = 20_000
 KILLS = 3
@@ -39,11 +39,7 @@ def test_a_crawl_goes_on_when_its_process_is_killed(tmp_path: Path) -> None:
         origin.model.inject(on(Operation.LIST_OBJECTS_V2), Delay(0.1), times=None)
         slot = {"name": "data", "prefix": "s3://bucket/data/", "mode": "read-write", "consistency": "immutable"}
         config: dict[str, Any] = {
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "slots": [slot | {"index": True, "index_concurrency": 2}],
         }
         with GatewayProcess(config, directory=tmp_path / "cache") as gateway:

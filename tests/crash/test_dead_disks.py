@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,14 +14,14 @@ from gateway.serve.claim import closed_mark
 from tests.support.cache_label import cache_label
 from tests.support.disks import fill_up, kill_disk, mortal_disk, remount_read_only, remount_writable, small_disk
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 BUCKET = "bucket"
 WORKERS = 2
 ATTEMPTS = 4
 """What SDKs do about a broken answer; the first that meets a dead disk may be one."""
 
-PATIENCE_SECONDS = 60.0
 OBJECTS = {f"object/{number}": 1_500_000 + 4097 * number for number in range(8)}
 
 
@@ -41,11 +40,7 @@ def gateway_on(
 ) -> Iterator[GatewayProcess]:
     config: dict[str, Any] = {
         "server": {"workers": WORKERS, "allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"directory": str(directory), "block_size": "256KiB", **cache},
         "slots": slots or [],
     }
@@ -82,18 +77,13 @@ def read_all(gateway: GatewayProcess, origin: StrictOrigin) -> None:
 
 
 def wait_for_state(gateway: GatewayProcess, state: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := gateway.status()["cache"]["disk"]["state"]) != state:
-        assert time.monotonic() < deadline, f"the disk is {found}, not {state}"
-        time.sleep(0.05)
+    eventually(lambda: gateway.status()["cache"]["disk"]["state"] == state, f"the disk is never {state}")
 
 
 def wait_for_hits(gateway: GatewayProcess) -> None:
     """Each worker finds out by itself that the disk is well again, and a fill may end after its reader's last byte."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
     with httpx.Client(base_url=gateway.s3_url, trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
-        while set((cached := {key: outcome(client, key) for key in OBJECTS}).values()) != {"hit"}:
-            assert time.monotonic() < deadline, cached
+        eventually(lambda: {outcome(client, key) for key in OBJECTS} == {"hit"})
 
 
 def outcome(client: httpx.Client, key: str) -> str:

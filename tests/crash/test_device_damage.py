@@ -67,11 +67,7 @@ def gateway_on(directory: Path, origin: StrictOrigin, group: MemoryGroup) -> Ite
     ]
     config: dict[str, Any] = {
         "server": {"workers": WORKERS, "allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"directory": str(directory), "capacity": str(CAPACITY_BYTES), "small_object_max": "128KiB"},
         "slots": slots,
     }

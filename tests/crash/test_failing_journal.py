@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import resource
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ import pytest
 from tests.support.cache_label import cache_label
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 BUCKET = "bucket"
 LIMIT_BYTES = 128 * 1024
 """What a process may write of a file: its own log stays below, the journal's log is beyond."""
 
-PATIENCE_SECONDS = 120.0
 
 pytestmark = pytest.mark.slow
 
@@ -72,13 +71,6 @@ def process_id(gateway: GatewayProcess, name: str) -> int:
     (found,) = (one["process_id"] for one in gateway.status()["gateway"]["processes"] if one["name"] == name)
     assert isinstance(found, int)
     return found
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "never"
-        time.sleep(0.05)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
-from tests.support.serving import until
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 HARMS = int(os.environ.get("FOREBAY_HARMS", "150"))
 SEED = int(os.environ.get("FOREBAY_HARM_SEED", random.SystemRandom().randrange(2**32)))
@@ -57,11 +57,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
         origin.bytes_per_second = ORIGIN_BYTES_PER_SECOND
         config: dict[str, Any] = {
             "server": {"workers": WORKERS, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {
                 "capacity": str(CAPACITY_BYTES),
                 "block_size": str(BLOCK_SIZE_BYTES),

@@ -31,7 +31,7 @@ from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
 from tests.support.processes import kill_if_there
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 KILLS = int(os.environ.get("FOREBAY_KILLS", "10"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
@@ -67,11 +67,7 @@ COLD_READS: Steps = {reading.get: 5, reading.get_range: 8, reading.crowd: 6, rea
 def config_of(origin: StrictOrigin, port: int) -> dict[str, Any]:
     return {
         "server": {"port": port, "workers": WORKERS, "allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {
             "capacity": str(CAPACITY_BYTES),
             "block_size": str(BLOCK_SIZE_BYTES),

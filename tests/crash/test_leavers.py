@@ -25,8 +25,8 @@ import pytest
 from tests.support.downloads import Client, Wanted
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_group import MemoryGroup, memory_group
-from tests.support.serving import until
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 LEAVERS = int(os.environ.get("FOREBAY_LEAVERS", "2000"))
 SEED = int(os.environ.get("FOREBAY_LEAVER_SEED", random.SystemRandom().randrange(2**32)))
@@ -59,11 +59,7 @@ def gateway_for(origin: StrictOrigin, group: MemoryGroup) -> Iterator[GatewayPro
     ]
     config: dict[str, Any] = {
         "server": {"workers": WORKERS, "allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"capacity": "256MiB", "small_object_max": 0},
         "slots": slots,
     }

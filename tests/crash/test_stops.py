@@ -25,7 +25,7 @@ import pytest
 from tests.crash.test_kills import children_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 STOPS = int(os.environ.get("FOREBAY_STOPS", "1"))
 SEED = int(os.environ.get("FOREBAY_STOP_SEED", random.SystemRandom().randrange(2**32)))
@@ -173,11 +173,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
         origin.model.put_generated(BUCKET, "warm", SMALL, seed=1)
         config: dict[str, dict[str, Any]] = {
             "server": {"workers": WORKERS, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {
                 "capacity": str(CAPACITY_BYTES),
                 "block_size": str(BLOCK_SIZE_BYTES),

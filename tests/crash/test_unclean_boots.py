@@ -25,7 +25,7 @@ from tests.scenarios.races.history import Bounds
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
 from tests.support.processes import kill_if_there
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 BUCKET = "bucket"
 KEYS = dict.fromkeys((f"kept/{number}" for number in range(12)), Bounds(remembered=True))
@@ -83,11 +83,7 @@ def running() -> Iterator[GatewayProcess]:
         origin.model.create_bucket(BUCKET)
         config: dict[str, Any] = {
             "server": {"workers": 2, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"capacity": "8MiB", "block_size": "64KiB"},
             "slots": [{"name": "kept", "prefix": f"s3://{BUCKET}/kept/", "consistency": "immutable"}],
         }

@@ -35,6 +35,11 @@ def test_a_cluster_in_order_is_one_line() -> None:
         ({"reaches_this_node": False}, "error", "gets no answer from this node"),
         ({"same_homes": False}, "error", "has other origins"),
         ({"version": "0"}, "note", "has version 0"),
+        (
+            {"differing_blocks": [{"slot": "data", "here_bytes": 8 << 20, "there_bytes": 4 << 20}]},
+            "warning",
+            "has blocks of 4.0 MiB in slot data, this node of 8.0 MiB: the two share few of them",
+        ),
         ({"clock_seconds": 31.0}, "warning", "differs by 31 s"),
         ({"clock_seconds": -61.0}, "error", "differs by 61 s"),
     ],

@@ -19,8 +19,14 @@ from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Strict
 WHERE = Prefix("b", "doctor/")
 
 
-def settings(url: str, key: str = ACCESS_KEY_ID, mode: str = "read-only") -> Settings:
-    main = {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": SECRET_ACCESS_KEY}
+def settings(url: str, key: str = ACCESS_KEY_ID, mode: str = "read-only", **of_origin: str) -> Settings:
+    main = {
+        **of_origin,
+        "endpoint_url": url,
+        "region": "us-east-1",
+        "access_key_id": key,
+        "secret_access_key": SECRET_ACCESS_KEY,
+    }
     slot = SlotSettings.model_validate({"name": "data", "prefix": "s3://b/data/", "mode": mode})
     return Settings(origin=OriginSettings.model_validate(main), slots=[slot])
 
@@ -68,6 +74,38 @@ def test_9_8_what_keeps_objects_out_of_the_cache_is_said(home: StrictOrigin) -> 
         told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.WARNING]
     assert [any(word in line for line in told) for word in ("weak ETags", "a range", "the same ETag")] == [True] * 3
     assert len(told) == 3
+
+
+def test_the_dialect_is_told(home: StrictOrigin) -> None:
+    """So that an operator sees what a host was taken for."""
+    with home:
+        given = settings(home.endpoint_url)
+        google = settings(home.endpoint_url, dialect="gcs")
+        assert not [line for line in lines(found(given), "origin") if "dialect" in line]
+        told = [line for line in lines(found(google), "origin") if "dialect" in line]
+    assert told == [f"ok: {home.endpoint_url}: is spoken to in the dialect gcs (docs/origins.md)"]
+
+
+def test_different_bytes_under_one_etag_are_an_error(home: StrictOrigin) -> None:
+    """Found by reading, among small objects of one length; copies of one object are none."""
+    home.model.put("b", "data/copy", b"0123")
+    home.model.put("b", "data/other", b"4567")
+    with home:
+        assert not [one for one in found(settings(home.endpoint_url)) if one.level is Level.ERROR]
+        objects = home.model.buckets["b"].objects
+        objects["data/other"] = replace(objects["data/other"], etag=objects["data/copy"].etag)
+        objects["data/copy"] = replace(objects["data/copy"], etag='"another"')
+        told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.ERROR]
+    assert told == ["s3://b/data/ (slot data): data/first & <best> and data/other have different bytes and one ETag"]
+
+
+def test_the_write_test_tries_it_too(home: StrictOrigin) -> None:
+    """With two small objects, of which nothing is left."""
+    home.model.inject(on(Operation.PUT_OBJECT), AlterHeaders({"etag": '"default"'}), times=None)
+    with home:
+        told = lines(found(settings(home.endpoint_url), WHERE), "write test")
+    assert 'error: two objects with different bytes have one ETag, "default"' in told
+    assert not [key for key in home.model.buckets["b"].objects if key.startswith("doctor/")]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +212,7 @@ def test_what_cannot_be_deleted_is_named(home: StrictOrigin) -> None:
     with home:
         told = lines(found(settings(home.endpoint_url), WHERE), "write test")
     assert told[-1].startswith("error: delete is refused")
-    assert told[-1].count("s3://b/doctor/.forebay-doctor-") == 2
+    assert told[-1].count("s3://b/doctor/.forebay-doctor-") == 3
 
 
 def test_an_upload_that_fails_is_aborted(home: StrictOrigin) -> None:

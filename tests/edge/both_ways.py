@@ -43,6 +43,7 @@ from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import Counter as Counted
 from tests.origin.spoken_origin import Fault, SpokenOrigin
 from tests.origin.told_origin import Reach, ToldOrigin, told_origin
+from tests.simulation.virtual_time import VirtualClock
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
@@ -351,9 +352,9 @@ class Twins(Talker):
 
     async def _realign(self, key: ObjectKey) -> None:
         """Forget an object: how far its blocks had come when its answer broke off is chance."""
-        numbers = max(next(twin.origin.memory._request_ids) for twin in self.twins.values())
+        numbers = max(next(twin.origin.memory._face._numbers) for twin in self.twins.values())
         for twin in self.twins.values():
-            twin.origin.memory._request_ids = count(numbers)
+            twin.origin.memory._face._numbers = count(numbers)
             await twin.gateway.blocks.invalidate(key)
             twin.gateway.catalog.forget(key)
             await twin.settle()
@@ -473,7 +474,8 @@ async def twins(
     `of_origin` are as of `told_origin`."""
     clock, keyring, made = SetClock(), ChangingKeyring(), dict[str, tuple[Twin, Serving]]()
     clock.stop()
-    reach = replace(reach or Reach(), patience_seconds=600.0)
+    loop = asyncio.get_running_loop()
+    reach = replace(reach or Reach(), patience_seconds=600.0, clock=lambda: VirtualClock(loop))
     given: dict[str, Any] = {
         "max_attempts": 2,
         "backoff_base_seconds": 0.001,

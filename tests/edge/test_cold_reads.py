@@ -18,8 +18,8 @@ from tests.edge.both_ways import SLOTS, Asked, ChangingKeyring, Pair, both_ports
 from tests.origin.test_short_answers import BODY, LINES
 from tests.origin.told_origin import Exchange, Request, ToldOrigin, head, told_origin
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
-from tests.support.serving import until
 from tests.support.set_clock import SetClock
+from tests.support.waiting import until
 
 PLAIN = head(*LINES, "Content-Range: bytes 0-99/100", status="206 Partial Content") + BODY
 KINDS: tuple[dict[str, str], ...] = ({}, {"range": "bytes=2-5"}, {"x-amz-checksum-mode": "ENABLED"})

@@ -12,7 +12,8 @@ from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import respond, unread
 from tests.edge.test_tls import authority, tls  # noqa: F401 - fixtures
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Wire, request, serving, until
+from tests.support.serving import Wire, request, serving
+from tests.support.waiting import until
 
 
 async def answered(wire: Wire) -> int:

@@ -13,7 +13,8 @@ from gateway.edge.s3_server import Receive, S3Server, Scope, Send
 from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import echo, respond, unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Serving, listening_socket, request, serving, talking, until
+from tests.support.serving import Serving, listening_socket, request, serving, talking
+from tests.support.waiting import until
 
 
 class Gate:

@@ -15,7 +15,8 @@ from gateway.edge.cycle import RESPONSE, in_task, step
 from gateway.edge.response import EncodedResponse
 from gateway.edge.s3_server import Receive, Scope, Send
 from tests.edge.apps import read_body
-from tests.support.serving import request, talking, until
+from tests.support.serving import request, talking
+from tests.support.waiting import until
 
 LENGTH = b"content-length"
 

@@ -12,7 +12,8 @@ from gateway.edge.cycle import LENT, SPAN
 from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.apps import lending_app
 from tests.edge.test_disconnects import narrow
-from tests.support.serving import request, serving, talking, until
+from tests.support.serving import request, serving, talking
+from tests.support.waiting import until
 
 CONTENT = os.urandom(3 * 1024 * 1024 + 17)
 """More than a socket's buffers take at once."""

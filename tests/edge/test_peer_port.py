@@ -28,7 +28,18 @@ from tests.support.counting import by_label
 from tests.support.gateway_app import within
 from tests.support.memory_origin.faults import AlterHeaders, Effect, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as OfOrigin
-from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
+from tests.support.peers import (
+    ADDRESS,
+    HELLO,
+    SECRET,
+    PeerGateway,
+    asked,
+    is_proved,
+    of_node,
+    of_version,
+    peer_gateway,
+    signed,
+)
 from tests.support.slots import Slot
 
 KIB = 1024
@@ -104,6 +115,16 @@ async def test_12_12_who_has_no_key_or_a_clients_is_refused(peers: PeerGateway) 
     assert_refused(await send(peers, signed("GET", "/bucket/key", said, name="other")))
     assert_refused(await send(peers, signed("GET", "/-/hello", {}), target="/-/hello"))  # without a nonce
     assert not peers.gateway.origin.calls
+
+
+@with_peers
+async def test_12_12_a_request_to_another_node_is_not_taken(peers: PeerGateway) -> None:
+    """Though the cluster's secret signs it. The answer says who this node is: the asker may take it for another."""
+    peers.gateway.origin.put("bucket", "key", b"content")
+    answer = await peers.ask(headers={peer.TO: "10.0.0.2:9002"})
+    assert (answer.status, answer.headers[peer.BY]) == (421, ADDRESS)
+    assert not peers.gateway.origin.calls
+    assert (await peers.ask(headers={peer.TO: answer.headers[peer.BY], "range": "bytes=0-6"})).status == 206
 
 
 @with_peers
@@ -595,6 +616,21 @@ async def test_a_first_get_has_all_headers_and_asks_the_origin_once(peers: PeerG
         await peers.gateway.catalog.settle()
         await peers.gateway.blocks.settle()
     assert len(peers.gateway.origin.calls) == 1
+
+
+@with_peers
+async def test_a_first_get_of_a_fixed_version_asks_the_origin_once(peers: PeerGateway) -> None:
+    """With its bytes if they are not here."""
+    origin, content = peers.gateway.origin, some_bytes(100_000)
+    etag = origin.put("bucket", "key", content)
+    headers = {peer.MAX_AGE: "0", "range": f"bytes=0-{BLOCK - 1}"}
+    assert (await peers.ask(headers={**headers, "if-match": '"another"'})).status == 412
+    for _ in range(2):
+        answer = await peers.ask(headers={**headers, "if-match": etag})
+        assert (answer.status, answer.body) == (206, content)
+        assert "content-type" in answer.headers
+        await peers.gateway.blocks.settle()
+    assert [call.method for call in origin.calls] == ["GET", "GET", "HEAD"]
 
 
 @with_ttl

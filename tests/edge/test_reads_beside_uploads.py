@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.edge.receiving import THREADS_BESIDE_READS, LoopTurns, ReadRate, ReceiveThreads
-from tests.support.serving import until
+from tests.support.waiting import until
 
 _THREADS = 5
 

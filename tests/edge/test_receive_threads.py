@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.edge.receiving import BUFFER_BYTES, ReadRate, ReceiveThreads
-from tests.support.serving import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from gateway.edge.server_state import ServerLimits
 from gateway.s3.error_codes import s3_error
 from tests.support.certificates import tls_files
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Wire, request, serving, talking, until
+from tests.support.serving import Wire, request, serving, talking
 from tests.support.uploads import Collector, Uploads, md5
+from tests.support.waiting import until
 
 LARGE = random.Random(1).randbytes(3 * BUFFER_BYTES + 17)
 CHUNKED = "Transfer-Encoding: chunked"
@@ -214,6 +215,7 @@ async def test_a_direct_body_that_trickles_is_a_request_timeout() -> None:
         await wire.close()
 
 
+@pytest.mark.slow
 async def test_a_thousand_slow_bodies_hold_no_thread() -> None:
     """A thread is lent while bytes wait: others are served at once meanwhile, and the slow ones time out."""
     count = 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,16 @@ from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.jobs.explaining import Explainer
 from gateway.jobs.job import Job, JobKind, JobState
+from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
+from gateway.s3.origin_habits import NO_HABITS
 from tests.cluster.nodes import Cluster
 from tests.cluster.test_copies import Others
-from tests.support.blocks import BLOCK, BUCKET, open_cache, whole
+from tests.support.blocks import BLOCK, BUCKET, TestClock, open_cache, whole
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.slots import Slot
+from tests.support.slots import Slot, slot_with
 
 TTL = Slot("t", Prefix(BUCKET), mode="read-only", consistency="ttl")
 
@@ -58,15 +61,60 @@ async def test_what_has_changed_is_asked_for_anew(tmp_path: Path) -> None:
         assert (await ended(bench)).state is JobState.DONE
 
 
-async def test_blocks_whose_owners_are_away_are_not_warm(tmp_path: Path) -> None:
-    """And are not read from the bucket in vain."""
-    cluster, _, [version] = cluster_of(0, 1)
+async def test_what_peers_refuse_and_name_again_is_no_habit_of_the_bucket(tmp_path: Path) -> None:
+    cluster, _, _ = cluster_of(0, 1)
+    cluster.nodes["one"].replies = [None, MemoryResponse(412), MemoryResponse(412), None, *[MemoryResponse(201)] * 2]
+    async with job_bench(tmp_path, cluster.bucket, through=cluster.origin, roles=Others(), slots=[TTL]) as bench:
+        bench.catalog._roles = Others()
+        assert (await ended(bench)).state is JobState.DONE
+        assert bench.catalog.habits(BUCKET) == NO_HABITS
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_a_job_names_the_owners_that_are_away_at_once(tmp_path: Path, has_room: bool) -> None:
+    """It keeps copies of their blocks as far as that takes no room from others, and goes on with what it owns."""
+    cluster, [own], [large, _] = cluster_of(1, 2)
     for one in ("one", "two"):
         cluster.nodes[one].unreachable = True
+    slots = [slot_with(TTL, copies="idle" if has_room else "none")]
+    options: dict[str, Any] = {"through": cluster.origin, "roles": Others(), "slots": slots}
+    async with job_bench(tmp_path, cluster.bucket, clock=TestClock(), **options) as bench:  # it would wait for ever
+        job = await ended(bench)
+        assert (job.state, job.full, job.objects_done, job.objects_failed) == (JobState.FAILED, False, 1, 2)
+        assert job.errors[0].endswith(": one and two cannot be asked to keep the blocks that they own: unreachable")
+        assert bench.cache.holds(own, whole(own), slot="t")
+        assert bench.cache.holds(large, whole(large), slot="t") == has_room
+
+
+async def test_a_pin_over_the_cluster_keeps_no_copies(tmp_path: Path) -> None:
+    cluster, _, _ = cluster_of(0, 1)
+    for one in ("one", "two"):
+        cluster.nodes[one].unreachable = True
+    async with job_bench(tmp_path, cluster.bucket, through=cluster.origin, roles=Others()) as bench:
+        started = await bench.jobs.start(JobKind.PIN, f"s3://{BUCKET}/", cluster=True)
+        assert (await bench.ended(started)).state is JobState.FAILED
+    assert {call.method for call in cluster.bucket.calls if call.key} <= {"HEAD"}
+
+
+async def test_the_second_owner_keeps_what_the_first_cannot(tmp_path: Path) -> None:
+    """As its own, whatever room copies may take."""
+    cluster, _, [version] = cluster_of(0, 1)
+    cluster.nodes["one"].unreachable = True
+    cluster.view.order = (cluster.member("one"), cluster.member("me"))
+    slots = [slot_with(TTL, copies="none")]
+    async with job_bench(tmp_path, cluster.bucket, through=cluster.origin, roles=Others(), slots=slots) as bench:
+        assert (await ended(bench)).state is JobState.DONE
+        assert bench.cache.holds(version, whole(version), slot="t")
+
+
+async def test_what_is_to_pass_soon_is_told_as_such(tmp_path: Path) -> None:
+    """The job asks again for it, as of the bucket."""
+    cluster, _, [version] = cluster_of(0, 1)
+    for one in ("one", "two"):
+        cluster.nodes[one].replies = [MemoryResponse(peer.BUCKET_AWAY)]
     async with open_cache(tmp_path, cluster.origin, roles=Others()) as cache:
-        with pytest.raises(OriginUnreachable, match="no node that looks after the block can be asked"):
+        with pytest.raises(OriginUnreachable, match=r"one and two cannot be asked to keep the blocks .*: bucket-away"):
             await cache.fetch_at_owner(version, ByteRange(0, BLOCK - 1), slot="default", purpose=Purpose.WARM)
-    assert {call.method for call in cluster.bucket.calls} == {"HEAD"}
 
 
 async def test_an_object_is_explained_with_its_owners(tmp_path: Path) -> None:

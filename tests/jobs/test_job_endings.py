@@ -19,10 +19,11 @@ from gateway.jobs.job import Job, JobKind, JobState, JobStore
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.worklist import BadManifest
 from gateway.s3.requests import Operation
-from tests.support.blocks import BUCKET, TestClock, make_origin, until
+from tests.support.blocks import BUCKET, TestClock, make_origin
 from tests.support.indexing import pages_without_end
 from tests.support.jobs import data_set, job_bench
 from tests.support.memory_origin.faults import Answer, Hold, on
+from tests.support.waiting import until
 
 PREFIX = f"s3://{BUCKET}/data/"
 

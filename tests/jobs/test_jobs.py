@@ -25,11 +25,12 @@ from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix
-from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
+from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored
 from tests.support.jobs import data_set, gets, job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
 from tests.support.slots import Slot
+from tests.support.waiting import until
 
 PREFIX = f"s3://{BUCKET}/data/"
 

@@ -11,10 +11,11 @@ from gateway.core.errors import PinRefused
 from gateway.jobs.job import JobKind, JobState
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, read, stored, until
+from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, read, stored
 from tests.support.jobs import data_set, gets, job_bench
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.slots import Slot
+from tests.support.waiting import until
 
 PREFIX = f"s3://{BUCKET}/data/"
 FILE = BLOCK + 4096

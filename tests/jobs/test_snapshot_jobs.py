@@ -19,13 +19,14 @@ from gateway.metadata.snapshots import staging as table_module
 from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from tests.support.blocks import BLOCK, BUCKET, TestClock, make_origin, pass_until, stored, until
+from tests.support.blocks import BLOCK, BUCKET, TestClock, make_origin, pass_until, stored
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.slots import Slot
 from tests.support.snapshots import files_of, keys_of
+from tests.support.waiting import until
 
 PREFIX = f"s3://{BUCKET}/data/"
 LISTS = on(Operation.LIST_OBJECTS_V2)

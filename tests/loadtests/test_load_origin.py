@@ -13,6 +13,7 @@ from loadtests.harness.origin import LoadOrigin
 from loadtests.harness.reader import Reading, WrongAnswer, in_parallel, reader
 from loadtests.harness.stream import stream_seconds
 from loadtests.harness.trainer import UNET3D, Model, train
+from tests.support.waiting import eventually
 
 SMALL = Family("small/", 20, 100_000)
 LARGE = Family("large/", 1, 9_000_000)
@@ -85,9 +86,7 @@ def test_connections_that_end_within_an_answer_are_counted(origin: LoadOrigin) -
     with socket.create_connection(origin.address) as wire:
         wire.sendall(f"GET {LARGE.path(0)} HTTP/1.1\r\n\r\n".encode())
         assert wire.recv(1000)
-    deadline = time.monotonic() + 60
-    while origin.counts().lost == before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: origin.counts().lost > before)
     assert origin.counts().lost == before + 1
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from loadtests.harness import machine
 from loadtests.harness.server_process import ServerProcess, held_port
+from tests.support.waiting import eventually
 
 LISTEN = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); {rest}; time.sleep(60)"
 
@@ -31,19 +31,12 @@ def test_it_is_held_to_its_core_and_ended_with_everything_it_started() -> None:
     """A server runs on the first core only; leaving ends it and its children, and removes its directory."""
     with Script("import subprocess; subprocess.Popen(['sleep', '60'])") as server:
         root = server._process.pid if server._process else 0
-        _wait(lambda: len(machine.tree(root)) == 2)
+        eventually(lambda: len(machine.tree(root)) == 2)
         pids = machine.tree(root)
         assert os.sched_getaffinity(root) == machine.server_core()
         assert server.directory.is_dir()
     assert not server.directory.exists()
-    _wait(lambda: not any(map(_is_running, pids)))
-
-
-def _wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not until():
-        assert time.monotonic() < deadline, "waited 20 seconds"
-        time.sleep(0.01)
+    eventually(lambda: not any(map(_is_running, pids)))
 
 
 def _is_running(pid: int) -> bool:
@@ -58,7 +51,7 @@ def test_cpu_time_is_that_of_all_its_processes() -> None:
     """A child's work counts: a server may do everything in a worker process."""
     burn = "import os; child = os.fork(); [sum(range(10**5)) for _ in range(10**9) if not child]"
     with Script(burn) as server:
-        _wait(lambda: server.cpu_seconds() >= 0.3)
+        eventually(lambda: server.cpu_seconds() >= 0.3)
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_own_words() -> None:

@@ -17,12 +17,12 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import SIZES_SEEN
+from gateway.operations import read_object
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
-from tests.support.blocks import until
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, within
 from tests.support.memory_origin import MemoryOrigin
@@ -30,6 +30,7 @@ from tests.support.memory_origin.digests import encoded
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Refusal
 from tests.support.slots import Slot
+from tests.support.waiting import until
 from tests.support.whole_answers import WholeAnswers
 
 SMALL = bytes(range(256)) * 100
@@ -275,6 +276,22 @@ def test_readers_at_the_same_time_share_the_first_look(tmp_path: Path, consisten
             assert gateway.origin.count(Operation.GET_OBJECT) == 1
 
     asyncio.run(scenario())
+
+
+@within(gateway_app)
+async def test_10_10_one_patience_is_for_all_turns_of_a_request(
+    gateway: GatewayApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10.10 Who has waited for so long waits for no other turn; an answer that has begun may wait for each block."""
+    monkeypatch.setattr(read_object, "TURN_SECONDS_MAX", -1.0)  # it is over when a request comes
+    gateway.origin.put("bucket", "k", LARGE)
+    turns = gateway.blocks._dependencies.fetches._own.turns
+    while not turns.locked():
+        await turns.acquire()
+    answer = await call(gateway.app, "GET", "/bucket/k", CHECKSUMS)
+    assert (answer.status, b"<Code>SlowDown<" in answer.body) == (503, True)
+    turns.release()
+    assert (await call(gateway.app, "GET", "/bucket/k", CHECKSUMS)).body == LARGE
 
 
 @within(gateway_app)

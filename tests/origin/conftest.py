@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.origin.origins import OriginUnderTest, Scenario, ask, running
+from tests.origin.origins import OriginUnderTest, Scenario, running
 from tests.support.strict_origin import StrictOrigin
 
 
@@ -33,7 +33,10 @@ def strict(server: StrictOrigin) -> Iterator[StrictOrigin]:
     server.accepts_unknown_length = False
 
 
-@pytest.fixture(params=["memory", "strict", "moto"], scope="module")
+@pytest.fixture(
+    params=["memory", "strict", "moto", "directory", "azure", pytest.param("azurite", marks=pytest.mark.azure)],
+    scope="module",
+)
 def under_test(request: pytest.FixtureRequest) -> Iterator[OriginUnderTest]:
     with running(request.param) as origin:
         yield origin
@@ -48,7 +51,7 @@ def run(under_test: OriginUnderTest) -> Callable[[Scenario], None]:
             origin = under_test.connect()
             bucket = f"b-{uuid.uuid4().hex[:12]}"
             try:
-                assert (await ask(origin, "PUT", bucket)).status == 200
+                await under_test.make_bucket(origin, bucket)
                 await scenario(origin, bucket)
             finally:
                 await origin.aclose()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element, fromstring
 
 from gateway.core.clock import SystemClock
 from gateway.disk.pem import PemFile
 from gateway.origin.client import KeyPair, Origin, OriginRequest, OriginResponse, OriginSettings, StreamedBody
+from gateway.origin.dialects import AZURE
 from gateway.origin.receive_buffer import Receive, ReceiveBuffer, TakenBytes
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
+from gateway.origin.stores.azure.shared_key import SharedKeySigner
+from gateway.origin.stores.azure.store import AzureOrigin
+from tests.support import azurite
+from tests.support.azure_blob import ACCOUNT, KEY, AzureBlob
+from tests.support.directory_origin import DirectoryOrigin
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -27,6 +35,15 @@ def s3_origin(endpoint_url: str, pair: KeyPair = STRICT_PAIR, **settings: object
         settings["ca_bundle"] = PemFile(Path(bundle), Path(bundle).read_bytes() if Path(bundle).exists() else b"")
     given = OriginSettings(endpoint_url=endpoint_url, **settings)  # type: ignore[arg-type]
     return S3Origin(given, StaticCredentials(pair), SystemClock(), instance_id="test-gateway")
+
+
+def azure_origin(address: str, account: str = ACCOUNT, key: str = KEY, **settings: float) -> AzureOrigin:
+    """Azure Blob at this address as an origin; must be made on a running loop."""
+    own: dict[str, Any] = {"addressing_style": "path", "dialect": AZURE.name, **settings}
+    given = OriginSettings(endpoint_url=f"http://{address}/{account}", **own)
+    pair, clock = StaticCredentials(KeyPair(account, key)), SystemClock()
+    http = S3Origin(given, pair, clock, instance_id="test-gateway", signer=SharedKeySigner)
+    return AzureOrigin(http, clock, name=address)
 
 
 class Landing(ReceiveBuffer):
@@ -62,16 +79,31 @@ Scenario = Callable[[Origin, str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class OriginUnderTest:
-    """`connect` gives a client; `kind` is what stands behind it."""
+    """`connect` gives a client; `kind` is what stands behind it. Of Azure, `endpoint_url` is the address."""
 
     kind: str
     endpoint_url: str | None
     model: MemoryOrigin | None
+    directory: Path | None = None
+
+    async def make_bucket(self, origin: Origin, bucket: str) -> None:
+        if self.directory is not None:
+            (self.directory / bucket).mkdir()  # nobody makes one through Forebay
+        elif isinstance(origin, AzureOrigin):
+            await origin.azure.wire.told("PUT", bucket, None, [("restype", "container")])
+        else:
+            assert (await ask(origin, "PUT", bucket)).status == 200
 
     def connect(self) -> Origin:
+        if self.directory is not None:
+            return DirectoryOrigin(self.directory)
         if self.endpoint_url is None:
             assert self.model is not None
             return self.model
+        if self.kind == "azure":
+            return azure_origin(self.endpoint_url)
+        if self.kind == "azurite":
+            return azure_origin(self.endpoint_url, azurite.ACCOUNT, azurite.KEY)
         return s3_origin(self.endpoint_url)
 
 
@@ -79,6 +111,15 @@ class OriginUnderTest:
 def running(kind: str) -> Iterator[OriginUnderTest]:
     if kind == "memory":
         yield OriginUnderTest(kind, None, MemoryOrigin(SystemClock()))
+    elif kind == "directory":
+        with tempfile.TemporaryDirectory() as name:
+            yield OriginUnderTest(kind, None, None, Path(name))
+    elif kind == "azure":
+        with AzureBlob() as azure:
+            yield OriginUnderTest(kind, azure.address, None)
+    elif kind == "azurite":
+        with tempfile.TemporaryDirectory() as name, azurite.running_azurite(Path(name)) as address:
+            yield OriginUnderTest(kind, address, None)
     elif kind == "strict":
         with StrictOrigin() as strict:
             yield OriginUnderTest(kind, strict.endpoint_url, strict.model)

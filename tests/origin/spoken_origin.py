@@ -14,7 +14,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.requests import parse_query, split_path
 from tests.origin.told_origin import Request, ToldOrigin, head
 from tests.support.memory_origin import MemoryOrigin
-from tests.support.serving import until
+from tests.support.waiting import until
 
 
 class Then(Enum):

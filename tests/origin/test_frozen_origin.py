@@ -19,9 +19,9 @@ from gateway.origin.client import OriginRequest
 from gateway.origin.s3 import S3Origin
 from tests.origin.origins import ask, s3_origin
 from tests.origin.told_origin import Request, forever, head, told_origin
-from tests.support.blocks import until
 from tests.support.connections import answering
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 NEVER = 60.0
 REQUESTS = [

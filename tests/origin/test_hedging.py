@@ -15,7 +15,7 @@ from gateway.origin.hedging import SHARE_MAX, Hedging
 from gateway.origin.receive_buffer import Receive
 from tests.origin.origins import Landing
 from tests.origin.told_origin import Request, ToldOrigin, forever, head, told_origin
-from tests.support.blocks import until
+from tests.support.waiting import until
 
 ETAG = '"one"'
 GET = OriginRequest("GET", "b", "k")
@@ -305,6 +305,7 @@ async def test_who_leaves_leaves_nothing_behind() -> None:
             sending.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_stuck_bodies_at_random(seed: int) -> None:
     """Many reads at once, of which some stop anywhere, hedges included: every body is right, or ends in an error."""

@@ -16,7 +16,7 @@ from gateway.origin.http1_client.short_answer import HEAD_BYTES, KeptBuffers
 from gateway.origin.s3 import BEGUN_MAX
 from gateway.origin.signing import ChainCredentials, CredentialsOf
 from tests.origin.told_origin import Request, ToldOrigin, forever, head, told_origin
-from tests.support.blocks import until
+from tests.support.waiting import until
 
 GET = OriginRequest("GET", "b", "k ä", headers={"range": "bytes=0-99", "accept-encoding": "identity"})
 HEAD = replace(GET, method="HEAD", headers={})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gateway.origin.sts import AwsSession, Role, RoleCredentials
 from tests.support.connections import answering
 from tests.support.manual_clock import ManualClock
 from tests.support.sts import ToldSts, moto_sts, told_sts
+from tests.support.waiting import until
 
 ARN = "arn:aws:iam::123456789012:role/train"
 OWN = StaticCredentials(KeyPair("AKOWN", "own-secret"))
@@ -58,12 +59,6 @@ async def lent(sts: ToldSts, clock: Clock, **more: Any) -> AsyncIterator[RoleCre
         yield credentials
     finally:
         await credentials.aclose()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - what happens in another task has no event
-            await asyncio.sleep(0.005)
 
 
 async def asked_again(sts: ToldSts, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.core.clock import SystemClock
+from gateway.core.clock import Clock, SystemClock
 from gateway.origin.client import CredentialSource, HedgeOutcome, OriginSettings
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
@@ -68,6 +68,7 @@ class Reach:
     credentials: Callable[[], CredentialSource] = lambda: StaticCredentials(STRICT_PAIR)
     rates: RequestRateLimits | None = None
     patience_seconds: float = 60.0
+    clock: Callable[[], Clock] = SystemClock
 
 
 @asynccontextmanager
@@ -98,7 +99,7 @@ async def told_origin(
         origin = S3Origin(
             OriginSettings(endpoint_url=reach.url.format(port=port), **given),  # type: ignore[arg-type]
             reach.credentials(),
-            SystemClock(),
+            reach.clock(),
             instance_id="gateway-1",
             on_attempt=lambda attempt: told.attempts.append(attempt),
             on_hedge=lambda outcome: told.outcomes.append(outcome),

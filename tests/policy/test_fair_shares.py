@@ -50,6 +50,7 @@ def assert_fair(got: Mapping[str, float], link: float, slots: Sequence[SlotOfLin
     assert sum(got.values()) >= 0.95 * sum(due.values())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=4)
 @given(slots_of_link(), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_slots_that_always_want_more_have_their_fair_shares(
@@ -111,6 +112,7 @@ def unequal_slots(draw: st.DrawFn) -> list[SlotOfLink]:
 SLOTS = st.integers(2, 5)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None,
     max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "2")),

@@ -206,6 +206,7 @@ async def test_who_wants_little_says_nothing_about_the_link() -> None:
         await keeps_its_promise(link)
 
 
+@pytest.mark.slow
 @in_event_loop
 async def test_who_decides_is_replaced_when_it_is_stopped_or_killed() -> None:
     """Within a second: the link's changes are followed all the same."""

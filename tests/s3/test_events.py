@@ -66,7 +66,7 @@ def parsed(document: Any) -> list[ObjectEvent | OtherEvent]:
 )
 def test_a_record_is_found_in_every_envelope(document: Any, place: str) -> None:
     """S3 itself, SNS, SQS, SNS in SQS, Lambda's batches of either, what ReceiveMessage gives, pipes' lists."""
-    assert parsed(document) == [ObjectEvent(place, "ObjectCreated:Put", "bucket", "a", "d41d")]
+    assert parsed(document) == [ObjectEvent(place, "ObjectCreated:Put", "bucket", "a", "d41d", 0.0)]
 
 
 def test_event_bridge_gives_keys_as_they_are() -> None:

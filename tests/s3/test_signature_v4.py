@@ -101,8 +101,18 @@ def sign(
     payload_hash: str = "UNSIGNED-PAYLOAD",
     token: str | None = None,
 ) -> dict[str, str]:
-    key = {"access_key_id": ACCESS_KEY_ID, "secret": SECRET, "region": REGION}
-    return sign_headers(method, path, query, headers, payload_hash=payload_hash, session_token=token, now=at, **key)[0]
+    return sign_headers(
+        method,
+        path,
+        query,
+        headers,
+        payload_hash=payload_hash,
+        access_key_id=ACCESS_KEY_ID,
+        secret=SECRET,
+        session_token=token,
+        region=REGION,
+        now=at,
+    )[0]
 
 
 def plain(**headers: str) -> S3Request:

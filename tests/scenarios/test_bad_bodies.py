@@ -28,7 +28,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Call, CutBody, Effect, on
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 SIZE_BYTES = 5 * BLOCK_SIZE_BYTES + 4321
 CONTENT = os.urandom(SIZE_BYTES)
@@ -182,11 +182,7 @@ def two_workers() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
         origin.model.create_bucket("bucket")
         config: dict[str, Any] = {
             "server": {"workers": 2, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"block_size": "64KiB"},
         }
         with GatewayProcess(config) as gateway:

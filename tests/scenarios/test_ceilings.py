@@ -20,7 +20,7 @@ from gateway.policy.token_bucket import BURST_SECONDS
 from gateway.serve.shared_directory import in_memory_directory
 from gateway.telemetry import metric_reading, metrics
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 WORKERS = 4
 MIB = 2**20
@@ -48,9 +48,7 @@ def gateway_with(origin: StrictOrigin, *, workers: int = WORKERS, link: dict[str
     config: dict[str, Any] = {
         "server": {"workers": workers, "allow_unsigned": True},
         "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
+            **origin.settings,
             **(link or {}),
         },
         "cache": {"capacity": "1GiB", "block_size": "8MiB", "readahead": 0},

@@ -47,9 +47,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
         config: dict[str, dict[str, Any]] = {
             "server": {"workers": WORKERS},
             "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
+                **origin.settings,
                 "stall_timeout": "60s",  # a machine that does much else keeps the origin from sending
             },
             "cache": {"capacity": "256MiB", "block_size": "8MiB"},

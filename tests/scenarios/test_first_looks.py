@@ -31,11 +31,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[GatewayProcess, St
             origin.model.put_generated("cold", f"k{number}", SIZE_BYTES, seed=number)
         config: dict[str, Any] = {
             "server": {"workers": 3},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"capacity": "256MiB"},
             "slots": [{"name": "cold", "prefix": "s3://cold/", "consistency": request.param}],
         }

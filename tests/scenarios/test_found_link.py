@@ -17,7 +17,7 @@ import pytest
 from gateway.serve.shared_directory import in_memory_directory
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_reading import MetricReading
-from tests.support.connections import answering
+from tests.support.connections import answering_aside, relay
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -29,55 +29,19 @@ PATIENCE_SECONDS = 60.0
 _CHUNK_BYTES = 32 * 1024
 
 
-class Relay:
+class Link:
     """A link in front of a server: what comes from it waits in one queue, and leaves at CAPACITY."""
 
-    def __init__(self, upstream_port: int) -> None:
-        self._upstream_port = upstream_port
+    def __init__(self) -> None:
         self._free_at = 0.0
-        self.port = 0
 
-    async def _down(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def down(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while chunk := await source.read(_CHUNK_BYTES):
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + len(chunk) / CAPACITY
             await asyncio.sleep(self._free_at - now)
             sink.write(chunk)
             await sink.drain()
-
-    async def _up(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while chunk := await source.read(_CHUNK_BYTES):
-            sink.write(chunk)
-            await sink.drain()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-        pumps = {asyncio.create_task(self._up(reader, far_writer)), asyncio.create_task(self._down(far_reader, writer))}
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            far_writer.transport.abort()
-
-    async def run(self, ready: threading.Event, ended: threading.Event) -> None:
-        async with answering(self._serve, limit=_CHUNK_BYTES) as self.port:
-            ready.set()
-            await asyncio.to_thread(ended.wait)
-
-
-@contextmanager
-def relay_to(port: int) -> Iterator[Relay]:
-    relay, ready, ended = Relay(port), threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(relay.run(ready, ended)))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield relay
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager
@@ -147,7 +111,10 @@ def test_a_real_gateway_finds_its_link_and_shows_it() -> None:
         for number in range(OBJECTS):
             origin.model.put_generated("data", str(number), OBJECT_BYTES, seed=number)
         port = int(origin.endpoint_url.rpartition(":")[2])
-        with relay_to(port) as relay, GatewayProcess(config_with(relay.port, read_bandwidth="auto")) as gateway:
+        with (
+            answering_aside(relay(lambda: port, Link().down)) as linked,
+            GatewayProcess(config_with(linked, read_bandwidth="auto")) as gateway,
+        ):
             before = link_of(gateway)
             assert before["capacity_found"]
             assert before["capacity"] is None

@@ -34,11 +34,7 @@ def gateway() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
     with StrictOrigin(keep_bodies=False) as origin:
         origin.model.create_bucket("large")
         config: dict[str, dict[str, Any]] = {
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"capacity": "512MiB"},
         }
         with GatewayProcess(config) as process:

@@ -26,9 +26,10 @@ from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Fault, Hold
 from tests.support.rest_is_slow import rest_is_slow
-from tests.support.serving import Serving, Wire, request, serving, until
+from tests.support.serving import Serving, Wire, request, serving
 from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import until
 
 LEAVERS = 200
 ONE_ACCOUNTS_SHARE = 3

@@ -20,7 +20,7 @@ from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.playing import READS, WRITES, Play, outside_writes, race, vary_latency
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 STEPS = int(os.environ.get("FOREBAY_STEPS", "1500"))
 SEED = int(os.environ.get("FOREBAY_SEED", random.SystemRandom().randrange(2**32)))
@@ -58,11 +58,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
         origin.model.create_bucket(BUCKET)
         config: dict[str, Any] = {
             "server": {"workers": WORKERS, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"capacity": "8MiB", "block_size": "64KiB", "small_object_max": "32KiB", "readahead": "128KiB"},
             "slots": SLOTS,
         }

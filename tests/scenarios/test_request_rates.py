@@ -49,11 +49,10 @@ def gateway_of(origin: StrictOrigin, **more: Any) -> GatewayProcess:
         {"name": slot, "prefix": f"s3://bucket/data/{slot}/", "weight": weight, "consistency": "immutable"}
         for slot, weight in WEIGHTS.items()
     ]
-    pair = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
     return GatewayProcess(
         {
             "server": {"workers": 2},
-            "origin": {"endpoint_url": origin.endpoint_url, **pair, **more},
+            "origin": {**origin.settings, **more},
             "cache": {"readahead": 0},
             "slots": slots,
         }

@@ -17,6 +17,7 @@ from gateway.s3.requests import Operation
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_origin.faults import Call
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 RANKS = 16
 FILES = 16
@@ -30,11 +31,7 @@ def config(origin: StrictOrigin, consistency: str) -> dict[str, Any]:
     slot = {"name": "ckpt", "prefix": "s3://bucket/ckpt/", "write": "back", "consistency": consistency}
     return {
         "server": {"workers": 2},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"capacity": "512MiB", "block_size": "2MiB", "persistent": True},
         "slots": [slot if consistency == "strict" else slot | {"metadata_ttl": "10m"}],
     }
@@ -140,10 +137,7 @@ def test_9_7_every_worker_serves_what_a_head_has_warmed() -> None:
                 assert {answer["ResponseMetadata"]["HTTPStatusCode"] for answer in answers} == {206}
                 return {answer["ResponseMetadata"]["HTTPHeaders"]["x-forebay-cache"] for answer in answers}
 
-            deadline = time.monotonic() + ANSWER_SECONDS_MAX
-            while labels() != {"hit"}:
-                assert time.monotonic() < deadline, "it does not become warm"
-                time.sleep(0.1)
+            eventually(lambda: labels() == {"hit"}, "it does not become warm")
             assert origin.model.count(Operation.GET_OBJECT) == len(contents)
             for s3 in clients:
                 for name, content in contents.items():

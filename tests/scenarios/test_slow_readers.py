@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,11 +47,7 @@ def origin() -> Iterator[StrictOrigin]:
 def gateway_for(origin: StrictOrigin, directory: Path) -> GatewayProcess:
     config: dict[str, Any] = {
         "server": {"allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"capacity": "2GiB", "block_size": "1MiB"},
         "slots": [{"name": "all", "prefix": f"s3://{BUCKET}/", "consistency": "immutable"}],
     }

@@ -24,11 +24,7 @@ SIZE_BYTES = 300_000
 def config(origin: StrictOrigin) -> dict[str, Any]:
     return {
         "server": {"workers": 2},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"capacity": "64MiB", "block_size": "256KiB"},
         "slots": [{"name": "data", "prefix": "s3://bucket/data/", "mode": "read-only", "consistency": "immutable"}],
     }

@@ -18,7 +18,8 @@ from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.slots import Slot
-from tests.support.write_back_gateway import Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import Client, a_client
 
 STEP = "back/run/step-1"
 
@@ -88,11 +89,11 @@ async def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path
         await client.ask("PUT", f"{STEP}/.metadata", b"manifest")
         assert (await shown(client))[f"{STEP}/"]["state"] == "acknowledged"
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
             failed = (await shown(client))[f"{STEP}/"]
             assert (failed["state"], "AccessDenied" in (failed["reason"] or "")) == ("failed", True)
             refusal.times = 0
-            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+            await until(lambda: client.pending(f"{STEP}/.metadata") is None)
         durable = (await shown(client))[f"{STEP}/"]
         assert (durable["state"], durable["bytes_flushed"]) == ("durable", durable["bytes"])
         stored = client.origin.buckets["bucket"].objects
@@ -110,12 +111,12 @@ async def test_11_2_an_outage_needs_nobody(tmp_path: Path, effect: Answer | Unre
         assert (await shown(client))[f"{STEP}/"]["state"] == "writing"
         await client.ask("PUT", f"{STEP}/.metadata", b"manifest")
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
             waiting = (await shown(client))[f"{STEP}/"]
             assert waiting["state"] == "waiting for the bucket"
             assert waiting["reason"]
             client.origin.faults.remove(fault)
-            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+            await until(lambda: client.pending(f"{STEP}/.metadata") is None)
         assert (await shown(client))[f"{STEP}/"]["state"] == "durable"
 
 
@@ -127,7 +128,7 @@ async def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
         for name in names:
             await client.ask("PUT", f"{STEP}/{name}", b"x")
         async with client.flushing():
-            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+            await until(lambda: client.pending(f"{STEP}/.metadata") is None)
         for name in names:
             await client.ask("DELETE", f"{STEP}/{name}", status=204)
         assert await shown(client) == {}
@@ -141,7 +142,7 @@ async def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: 
         for name in names:
             await client.ask("PUT", name, b"x")
         async with client.flushing():
-            await eventually(lambda: client.pending(names[-1]) is None)
+            await until(lambda: client.pending(names[-1]) is None)
         before = await shown(client)
         client.origin.inject(on(Operation.DELETE_OBJECT), Answer(204), times=None)
         await client.ask("DELETE", f"{names[0]}?versionId=old", status=204)
@@ -167,7 +168,7 @@ async def test_11_2_what_the_origin_refuses_to_delete_is_shown_as_before(tmp_pat
         for name in names:
             await client.ask("PUT", name, b"x")
         async with client.flushing():
-            await eventually(lambda: client.pending(names[-1]) is None)
+            await until(lambda: client.pending(names[-1]) is None)
         entries = "".join(f"<Object><Key>{name}</Key></Object>" for name in names)
         entries += f"<Object><Key>{names[2]}</Key><VersionId>old</VersionId></Object>"
         body = f"<Delete><Quiet>true</Quiet>{entries}</Delete>".encode()

@@ -18,9 +18,9 @@ from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import LIST, ask, keys, source, write
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Unreachable, on
-from tests.support.serving import until
 from tests.support.slots import Slot
 from tests.support.snapshots import freeze
+from tests.support.waiting import until
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)

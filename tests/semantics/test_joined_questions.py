@@ -17,9 +17,9 @@ from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, on
-from tests.support.serving import until
 from tests.support.slots import Slot
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import until
 
 RANKS = 512
 CONNECTIONS = int(os.environ.get("FOREBAY_RANKS", "128"))

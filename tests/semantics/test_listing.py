@@ -160,6 +160,18 @@ async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> Non
         assert (source(after), names(after)) == ("hit", ["a", "b", "c"])
 
 
+@pytest.mark.parametrize("slot", [PATIENT, IMMUTABLE])
+async def test_3_6_no_older_page_stands_in_for_the_present(tmp_path: Path, slot: Slot) -> None:
+    """3.6 As of GET and HEAD: with the origin down, `Cache-Control: no-cache` gets an error."""
+    async with gateway_app(tmp_path, slots=[slot]) as gateway:
+        gateway.origin.put("bucket", "a", b"")
+        assert names(await call(gateway.app, "GET", LIST)) == ["a"]
+        await gateway.catalog.settle()
+        gateway.origin.inject(on(), Unreachable(), times=None)
+        assert (await call(gateway.app, "GET", LIST, {"Cache-Control": "no-cache"})).status == 503
+        assert names(await call(gateway.app, "GET", LIST)) == ["a"]
+
+
 async def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Path) -> None:
     """3.7 What a GET finds out, LIST knows too."""
     async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):

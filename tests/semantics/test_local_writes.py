@@ -22,7 +22,8 @@ from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client
 
 SCRATCH = [Slot("back", Prefix.parse("s3://bucket/back/"), write="scratch")]
 LATEST = [slot_with(SLOTS[0], flush="latest")]
@@ -107,7 +108,7 @@ async def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path
             await client.ask("GET", "back/a.tmp", status=404)
             await client.ask("PUT", "back/a", b"two")
             assert (await client.ask("GET", "back/a")).body == b"two"
-            await eventually(lambda: client.pending("back/a.tmp") is None)
+            await until(lambda: client.pending("back/a.tmp") is None)
         assert not stored(client)
         writes = (Operation.PUT_OBJECT, Operation.CREATE_MULTIPART_UPLOAD, Operation.UPLOAD_PART)
         assert [client.origin.count(one) for one in writes] == [0, 0, 0]
@@ -147,7 +148,7 @@ async def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_dura
             await retention.look()
             assert client.buffer.look(lambda tx: tx.files.usage("back")).local_objects == 0
             async with client.flushing():
-                await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
+                await until(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
                 for _ in range(2000):  # before a look gives it up
                     if (await shown(client))["back/run/step-1/"]["state"] == "failed":
                         break
@@ -156,7 +157,7 @@ async def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_dura
                     raise AssertionError("it is not told")
                 await save(client, 2)
                 await retention.look()
-                await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
+                await until(lambda: client.pending("back/run/step-2/.metadata") is None)
             await retention.look()
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert states == {"back/run/step-1/": "local", "back/run/step-2/": "durable"}
@@ -187,12 +188,12 @@ async def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) ->
         ]
         async with retention_of(client, slot) as retention:
             async with client.flushing():
-                await eventually(lambda: client.pending(newest) is None)
+                await until(lambda: client.pending(newest) is None)
             await retention.look()
             for fault in held:
                 fault.times = 0
             async with client.flushing():
-                await eventually(lambda: client.buffer.look(lambda tx: tx.writes.oldest("back")) is None)
+                await until(lambda: client.buffer.look(lambda tx: tx.writes.oldest("back")) is None)
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert list(states.values()) == ["local", "durable", "local", "durable", "durable"]
         assert "log.txt" in stored(client)
@@ -225,7 +226,7 @@ async def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path
             await save(client, 1, ranks=1)
             await save(client, 2, ranks=1)
             async with client.flushing():
-                await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
+                await until(lambda: client.pending("back/run/step-2/.metadata") is None)
             await retention.look()
             assert (await shown(client))["back/run/step-1/"]["state"] == "local"
             fault.times = 0
@@ -233,7 +234,7 @@ async def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path
                 await client.ask("DELETE", f"back/run/step-2/{name}", status=204)
             await retention.look()
             async with client.flushing():
-                await eventually(lambda: client.pending("back/run/step-1/.metadata") is None)
+                await until(lambda: client.pending("back/run/step-1/.metadata") is None)
         assert {name: one["state"] for name, one in (await shown(client)).items()} == {"back/run/step-1/": "durable"}
 
 
@@ -291,7 +292,7 @@ async def flushed(client: Client, step: int) -> None:
     """A checkpoint of one shard, saved and at the origin."""
     await client.ask("PUT", f"back/run/step-{step}/__0_0.distcp", bytes([step]) * SHARD_BYTES)
     await client.ask("PUT", f"back/run/step-{step}/.metadata", b"manifest")
-    await eventually(lambda: client.pending(f"back/run/step-{step}/.metadata") is None)
+    await until(lambda: client.pending(f"back/run/step-{step}/.metadata") is None)
 
 
 async def hits(client: Client, step: int) -> bool:

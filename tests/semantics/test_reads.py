@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
+from tests.support.blocks import MIB
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
 from tests.support.memory_origin.content import BytesContent
@@ -33,6 +36,25 @@ async def test_1_1_an_object_that_changes_before_the_first_byte_is_looked_up_aga
         held.set()
         answer = await reading
         assert (answer.status, answer.body, answer.headers["etag"]) == (200, NEW, etag)
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 3 * MIB])
+async def test_1_1_an_object_that_changes_while_a_cut_body_is_asked_for_again_is_looked_up_again(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """1.1 The origin's answer was good, and broke off before the first byte that the client wants."""
+    async with gateway_app(tmp_path, block_size_bytes=2 * MIB) as gateway:  # too large to be received as a whole
+        gateway.origin.put("bucket", "k", b"o" * size_bytes)
+        await call(gateway.app, "HEAD", "/bucket/k")
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(10), times=1)
+        gateway.origin.inject(lambda seen: seen.headers.get("range", "").startswith("bytes=10-"), Hold(held, reached))
+        reading = asyncio.create_task(call(gateway.app, "GET", "/bucket/k", {"Range": f"bytes=500-{size_bytes - 1}"}))
+        await reached.wait()
+        etag = gateway.origin.put("bucket", "k", b"n" * size_bytes)
+        held.set()
+        answer = await reading
+        assert (answer.status, answer.body, answer.headers["etag"]) == (206, b"n" * (size_bytes - 500), etag)
 
 
 async def test_1_1_a_change_behind_the_first_byte_ends_the_connection(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ async def restore(client: Client, bodies: dict[str, bytes], rank: int) -> None:
         assert answer.headers["x-forebay-cache"] == "hit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
 async def test_3_18_a_restore_asks_the_origin_nothing(tmp_path: Path, slot: Slot) -> None:
     """3.18 Sixteen ranks read the same files at once after the flush: from this node, and with no question."""
@@ -82,6 +83,7 @@ async def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path
         raise AssertionError("it is still the one that was written here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
 async def test_3_18_discovery_by_512_ranks_costs_a_constant(tmp_path: Path, slot: Slot) -> None:
     """3.1, 3.18 LIST of the checkpoint's directory and HEAD of its manifest, by all ranks at once."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -319,6 +320,7 @@ def is_asked(query: str, key: str) -> bool:
     return "delimiter" not in fields or fields["delimiter"] not in name[len(prefix) :]
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(STEPS)
 @example([("listed", "bucket/a", "copy", 0.2)])

@@ -18,8 +18,8 @@ from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Hold
-from tests.support.serving import until
 from tests.support.slots import Slot
+from tests.support.waiting import until
 
 PREFIX = Prefix.parse("s3://bucket/")
 STRICT = Slot("strict", PREFIX)

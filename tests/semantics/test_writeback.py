@@ -25,11 +25,12 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
 from tests.support.asgi import Answer as Got
 from tests.support.gateway_app import gateway_app
-from tests.support.memory_origin import MemoryOrigin, multipart
+from tests.support.memory_origin import MemoryOrigin, store
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client
 
 
 class SetClock(SystemClock):
@@ -129,7 +130,7 @@ async def test_4_3_what_is_pending_fails_a_condition_at_once(tmp_path: Path) -> 
         await client.ask("PUT", "back/k", b"z")
         outage.times = None
         deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/k"))
-        await eventually(lambda: (last := client.pending("back/k")) is not None and last.deleted)
+        await until(lambda: (last := client.pending("back/k")) is not None and last.deleted)
         refused = await client.ask("PUT", "back/k", b"y", {"If-Match": there}, 404)
         assert b"<Code>NoSuchKey</Code>" in refused.body
         deleting.cancel()
@@ -234,8 +235,8 @@ async def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
         opened = await client.create("back/opened")
         etags = {1: await client.part("back/opened", opened, 1, b"x")}
         with monkeypatch.context() as patched:
-            made = multipart._assemble
-            patched.setattr(multipart, "_assemble", lambda *of: replace(made(*of), etag='"its-own"'))
+            made = store._assembled
+            patched.setattr(store, "_assembled", lambda *of: replace(made(*of), etag='"its-own"'))
             assert (await upload("back/first")).headers["x-forebay-cache"] == "absorbed"
             await client.flush_objects()
             for how in ("forwarded", "absorbed"):
@@ -303,10 +304,10 @@ async def test_4_8_an_upload_expires(tmp_path: Path) -> None:
         upload_id = await client.create("back/m")
         await client.part("back/m", upload_id, 1, b"x")
         async with client.flushing(ahead_seconds=3500.0):
-            await eventually(lambda: client.origin.count(Operation.LIST_PARTS) == 1)  # whether the bucket has ended it
+            await until(lambda: client.origin.count(Operation.LIST_PARTS) == 1)  # whether the bucket has ended it
         await client.ask("GET", f"back/m?uploadId={upload_id}")
         async with client.flushing(expiries=True, ahead_seconds=8000.0):
-            await eventually(lambda: not client.origin.buckets["bucket"].uploads)
+            await until(lambda: not client.origin.buckets["bucket"].uploads)
         await client.ask("GET", f"back/m?uploadId={upload_id}", status=404)
         assert list(client.buffer.staging.names()) == []
 
@@ -320,10 +321,10 @@ async def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) 
         uploads.clear()
         await client.part("back/m", upload_id, 1, b"x")
         async with client.flushing():
-            await eventually(lambda: any(upload.parts for upload in uploads.values()))
+            await until(lambda: any(upload.parts for upload in uploads.values()))
         uploads.clear()
         async with client.flushing(expiries=True, ahead_seconds=700.0):
-            await eventually(lambda: client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None)
+            await until(lambda: client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None)
         assert list(client.buffer.staging.names()) == []
 
 
@@ -335,10 +336,10 @@ async def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: 
         await client.ask("PUT", "back/k", b"kept")
         refusal = client.origin.inject(lambda _: True, Answer(403, code), times=None)
         async with client.flushing():
-            await eventually(lambda: client.origin.count(key="back/k") >= 3)
+            await until(lambda: client.origin.count(key="back/k") >= 3)
             assert (await client.ask("GET", "back/k")).body == b"kept"
             refusal.times = 0
-            await eventually(lambda: client.pending("back/k") is None)
+            await until(lambda: client.pending("back/k") is None)
         assert client.origin.data("bucket", "back/k") == b"kept"
 
 
@@ -358,11 +359,11 @@ async def test_5_6_a_bucket_that_is_gone_is_no_conflict(tmp_path: Path) -> None:
         gone = client.origin.inject(lambda _: True, Answer(404, "NoSuchBucket"), times=None)
         asked = client.origin.count(key="back/k")
         async with client.flushing():
-            await eventually(lambda: client.buffer.look(has_failed))
+            await until(lambda: client.buffer.look(has_failed))
         assert client.origin.count(key="back/k") > asked
         gone.times = 0
         async with client.flushing(ahead_seconds=60.0):
-            await eventually(lambda: client.pending("back/k") is None)
+            await until(lambda: client.pending("back/k") is None)
         assert client.origin.data("bucket", "back/k") == b"kept"
 
 
@@ -392,7 +393,7 @@ async def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> No
         answer = await call(client.gateway.app, "GET", "/bucket/back/k")
         assert not answer.complete or answer.status >= 500
         async with client.flushing(damages=True):
-            await eventually(lambda: client.buffer.look(is_set_aside))
+            await until(lambda: client.buffer.look(is_set_aside))
         assert "back/k" not in client.origin.buckets["bucket"].objects
         assert path.exists()
 
@@ -474,7 +475,7 @@ async def test_6_2_a_wrong_clock_overwrites_nothing_of_others(tmp_path: Path, ah
         origin.put("bucket", "back/k", b"theirs")
         await client.flush_until_conflict("back/k")
         async with client.flushing(conflicts=True):
-            await eventually(lambda: client.pending("back/old") is None)
+            await until(lambda: client.pending("back/old") is None)
         assert origin.data("bucket", "back/k") == b"theirs"
         assert origin.data("bucket", "back/old") == b"ours"
 
@@ -518,7 +519,7 @@ async def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) ->
         await client.ask("PUT", "back/first", b"over the one at the origin")
         gone = away(client)
         deleting = asyncio.create_task(client.ask("DELETE", "back/first", status=204))
-        await eventually(lambda: (last := client.pending("back/first")) is not None and last.deleted)
+        await until(lambda: (last := client.pending("back/first")) is not None and last.deleted)
         await client.ask("GET", "back/first", status=404)
         gone.times = 0
         async with client.flushing():

@@ -10,7 +10,8 @@ from gateway.core.clock import SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client
 
 
 class Later(SystemClock):
@@ -30,8 +31,8 @@ async def left_alone(client: Client, names: list[str]) -> None:
     for name in names:
         await client.part(name, await client.create(name), 1, bytes(PART_BYTES))
     async with client.flushing():
-        await eventually(lambda: all(one.parts for one in client.origin.buckets["bucket"].uploads.values()))
-        await eventually(lambda: client.origin.count(Operation.UPLOAD_PART) == len(names))
+        await until(lambda: all(one.parts for one in client.origin.buckets["bucket"].uploads.values()))
+        await until(lambda: client.origin.count(Operation.UPLOAD_PART) == len(names))
 
 
 def opens(client: Client) -> int:
@@ -52,7 +53,7 @@ async def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_
                 assert "x-forebay-not-absorbed" in (await client.ask("POST", "back/next?uploads")).headers
             else:
                 await client.ask("PUT", "back/next", bytes(PART_BYTES))
-            await eventually(lambda: opens(client) == 0)
+            await until(lambda: opens(client) == 0)
             answer = await client.ask("PUT", "back/absorbed", bytes(PART_BYTES))
             assert answer.headers["x-forebay-cache"] == "absorbed"
 
@@ -74,7 +75,7 @@ async def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_
         clock.seconds = IDLE_SECONDS_MIN + 1
         async with client.flushing(expiries=True):
             await client.ask("PUT", "back/through-4", bytes(PART_BYTES))
-            await eventually(lambda: opens(client) == 2)
+            await until(lambda: opens(client) == 2)
             for number in range(3):
                 await client.ask("PUT", f"back/more-{number}", bytes(2 * PART_BYTES))
         assert client.origin.count(Operation.LIST_PARTS) == looks + 3
@@ -91,4 +92,4 @@ async def test_4_8_every_few_minutes_they_are_looked_for_in_any_case(tmp_path: P
         client.origin.buckets["bucket"].uploads.clear()
         clock.seconds = UPLOAD_LOOK_SECONDS + 1
         async with client.flushing(expiries=True):
-            await eventually(lambda: opens(client) == 0)
+            await until(lambda: opens(client) == 0)

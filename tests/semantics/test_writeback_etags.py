@@ -24,7 +24,8 @@ from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredObject
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client
 
 LOCAL = [slot_with(SLOTS[0], etag="local")]
 KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -232,7 +233,7 @@ async def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) 
             await reached.wait()
             await client.ask("PUT", "back/a", b"two")
             release.set()
-            await eventually(lambda: client.pending("back/a") is None)
+            await until(lambda: client.pending("back/a") is None)
             assert client.origin.data("bucket", "back/a") == b"two"
             await client.ask("PUT", "back/a", b"three")
             await client.ask("DELETE", "back/a", status=204)

@@ -20,7 +20,8 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import SLOTS, Client, a_client
 from tests.support.writeback import key
 
 SHARD, MARKER = "back/step-1/shard-1", "back/step-1/.metadata"
@@ -58,11 +59,11 @@ async def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str)
         for one in (SHARD, "back/step-2/shard", name, "back/step-1/later", "back/step-1/other"):
             await client.ask("PUT", one, one.encode())
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 3)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 3)
             assert stored(client) == {"back/step-1/other"}
             assert (await client.ask("GET", name)).body == name.encode()
             refusals[0].times = 0
-            await eventually(lambda: client.pending(name) is None)
+            await until(lambda: client.pending(name) is None)
         assert stored(client) == {"back/step-1/other", SHARD, name}
         for refusal in refusals:
             refusal.times = 0
@@ -78,10 +79,10 @@ async def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) 
         await client.ask("PUT", MARKER, b"m")
         await client.ask("PUT", SHARD, b"two")
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
             assert stored(client) == set()
             refusal.times = 0
-            await eventually(lambda: client.pending(MARKER) is None)
+            await until(lambda: client.pending(MARKER) is None)
         assert client.origin.data("bucket", SHARD) == b"two"
 
 
@@ -93,13 +94,13 @@ async def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
         await client.ask("PUT", SHARD, b"new")
         refusal = client.origin.inject(on(Operation.DELETE_OBJECT, key=SHARD), Unreachable(), times=None)
         deleting = asyncio.create_task(client.ask("DELETE", SHARD, status=204))
-        await eventually(lambda: (last := client.pending(SHARD)) is not None and last.deleted)
+        await until(lambda: (last := client.pending(SHARD)) is not None and last.deleted)
         await client.ask("PUT", MARKER, b"m")
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.DELETE_OBJECT, key=SHARD) >= 2)
+            await until(lambda: client.origin.count(Operation.DELETE_OBJECT, key=SHARD) >= 2)
             assert MARKER not in stored(client)
             refusal.times = 0
-            await eventually(lambda: client.pending(MARKER) is None)
+            await until(lambda: client.pending(MARKER) is None)
             await deleting
         assert stored(client) == {MARKER}
 
@@ -114,7 +115,7 @@ async def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Pa
         await client.ask("PUT", "back/step-1/other", b"x")
         await client.flush_until_conflict(SHARD)
         async with client.flushing(conflicts=True):
-            await eventually(lambda: client.pending("back/step-1/other") is None)
+            await until(lambda: client.pending("back/step-1/other") is None)
         assert MARKER not in stored(client)
         left = client.buffer.look(lambda tx: tx.writes.earliest(key(SHARD)))
         assert left is not None
@@ -230,7 +231,7 @@ async def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_pa
         answer = await client.ask("PUT", f"back/step/{log}", b"commit")
         assert answer.headers["x-forebay-cache"] == "absorbed"
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=data) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=data) >= 2)
             assert stored(client) == set()
         refusal.times = 0
         await client.flush()
@@ -246,7 +247,7 @@ async def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
         for name in (SHARD, "back/step-1/done-1", MARKER):
             await client.ask("PUT", name, b"x")
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
             assert stored(client) == {MARKER}
         refusal.times = 0
         await client.flush()
@@ -261,7 +262,7 @@ async def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
         upload_id = await client.create(MARKER)
         await client.complete(MARKER, upload_id, {1: await client.part(MARKER, upload_id, 1, b"m")})
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            await until(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
             assert client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD, key=MARKER) == 0
         refusal.times = 0
         await client.flush()
@@ -373,5 +374,5 @@ async def _until_looked(client: Client, times: int = 3) -> None:
         return look(step)
 
     client.buffer.look = counted  # type: ignore[assignment]
-    await eventually(lambda: looks >= times)
+    await until(lambda: looks >= times)
     client.buffer.look = look

@@ -15,7 +15,8 @@ from gateway.writeback.journal.records import Priority, Turn
 from gateway.writeback.offline_export import export
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on
-from tests.support.write_back_gateway import PART_BYTES, TIMES_AS_QUICK, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, TIMES_AS_QUICK, Client, a_client
 
 KEYS = ("back/dir//file", "back/file/below")
 
@@ -51,7 +52,7 @@ def how(answer: Got) -> tuple[str, str | None]:
 
 async def until_refused(client: Client, name: str) -> Turn:
     async with client.flushing():
-        await eventually(lambda: turn_of(client, name).attempts > 0)
+        await until(lambda: turn_of(client, name).attempts > 0)
     return turn_of(client, name)
 
 
@@ -83,7 +84,7 @@ async def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
         asked = client.origin.count(Operation.PUT_OBJECT, key=name)
         async with client.flushing():
             await client.ask("PUT", "back/other", b"x")
-            await eventually(lambda: client.pending("back/other") is None)
+            await until(lambda: client.pending("back/other") is None)
         assert client.origin.count(Operation.PUT_OBJECT, key=name) == asked
         like = f"{name}-2"
         refusing(client, status, code, like)
@@ -95,7 +96,7 @@ async def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
         now = client.gateway.app.services.clock.now()
         await client.buffer.journal.change(lambda tx: tx.turns.try_now("bucket", "back/", now))
         async with client.flushing():
-            await eventually(lambda: client.pending(name) is None)
+            await until(lambda: client.pending(name) is None)
         assert client.origin.data("bucket", name) == b"kept"
         assert (await client.ask("PUT", f"{name}-3", b"x")).headers["x-forebay-cache"] == "absorbed"
 
@@ -113,7 +114,7 @@ async def test_5_12_so_it_is_with_a_bucket_that_is_gone(tmp_path: Path) -> None:
         assert (await client.ask("PUT", "back/c", b"x")).headers["x-forebay-cache"] == "absorbed"
         fault.times = 0
         async with client.flushing(ahead_seconds=100.0):
-            await eventually(lambda: client.pending("back/a") is None)
+            await until(lambda: client.pending("back/a") is None)
         assert client.origin.data("bucket", "back/a") == b"kept"
 
 
@@ -145,7 +146,7 @@ async def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path
         now = client.gateway.app.services.clock.now()
         await client.buffer.journal.change(lambda tx: tx.turns.try_now("bucket", "back/0/", now))
         async with client.flushing():
-            await eventually(lambda: turn_of(client, deep).attempts > 1)  # the last refusal is of this one
+            await until(lambda: turn_of(client, deep).attempts > 1)  # the last refusal is of this one
         assert how(await client.ask("PUT", "back/other", b"x")) == ("forwarded", "key")
         assert how(await client.ask("PUT", "back/another", b"x")) == ("absorbed", None)
         assert how(await client.ask("PUT", "back/d/b", b"x")) == ("forwarded", "key")
@@ -192,10 +193,10 @@ async def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: 
 
         assert len(turns()) == 2
         async with client.flushing():
-            await eventually(lambda: all(turn is not None and turn.attempts > 1 for turn in turns()))
+            await until(lambda: all(turn is not None and turn.attempts > 1 for turn in turns()))
             assert [turn.failing_since for turn in turns() if turn is not None] == [None] * 2
             fault.times = 0
-            await eventually(lambda: not turns())
+            await until(lambda: not turns())
         assert client.origin.data("bucket", "back/new") == client.origin.data("bucket", "back/over") == b"ours"
         assert (await client.ask("PUT", "back/new2", b"x")).headers["x-forebay-cache"] == "absorbed"
 
@@ -264,13 +265,13 @@ async def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_pa
         etag = await client.part("back/a", upload_id, 1, bytes(PART_BYTES))
         await client.complete("back/a", upload_id, {1: etag})
         async with client.flushing():
-            await eventually(lambda: turn_of(client, "back/a").priority is Priority.REFUSED)
+            await until(lambda: turn_of(client, "back/a").priority is Priority.REFUSED)
         turn = turn_of(client, "back/a")
         assert (turn.last_error, turn.failing_since is None) == (f"{code}: injected", False)
         assert turn.attempts == client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) == 4
         fault.times = 0
         async with client.flushing(ahead_seconds=700.0):
-            await eventually(lambda: client.pending("back/a") is None)
+            await until(lambda: client.pending("back/a") is None)
         assert client.origin.data("bucket", "back/a") == bytes(PART_BYTES)
 
 

@@ -18,7 +18,8 @@ from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredObject
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import SLOTS, Client, a_client, eventually, with_a_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import SLOTS, Client, a_client, with_a_client
 
 BEHIND: Sequence[Slot] = [slot_with(SLOTS[0], consistency="ttl", metadata_ttl_seconds=60.0)]
 STRICT: Sequence[Slot] = [slot_with(SLOTS[0], consistency="strict")]
@@ -62,7 +63,7 @@ async def test_6_2_the_acknowledgement_waits_for_the_disk_alone(tmp_path: Path, 
         assert not pending(client).expected.known
         assert len(client.gateway.app.services.unanswered) == 1
         released.set()
-        await eventually(lambda: not client.gateway.app.services.unanswered)
+        await until(lambda: not client.gateway.app.services.unanswered)
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"ours"
         assert asked(client)[:2] == [Operation.HEAD_OBJECT, Operation.PUT_OBJECT]
@@ -84,7 +85,7 @@ async def test_6_2_elsewhere_it_waits_for_the_bucket(
         client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Hold(released, reached), times=None)
         asking = asyncio.create_task(client.ask("PUT", "back/k", b"ours"))
         await reached.wait()
-        await eventually(lambda: len(list(client.buffer.staging.names())) == 1)
+        await until(lambda: len(list(client.buffer.staging.names())) == 1)
         assert client.pending("back/k") is None
         released.set()
         await asking
@@ -196,7 +197,7 @@ async def test_6_4_a_deletion_waits_where_nobody_knows_what_the_bucket_has(tmp_p
         client.origin.inject(lambda _: True, Unreachable(), times=None)
         status = 409 if theirs == "after" else 204
         deleting = asyncio.create_task(client.ask("DELETE", "back/k", status=status))
-        await eventually(lambda: pending(client).deleted)
+        await until(lambda: pending(client).deleted)
         await client.ask("GET", "back/k", status=404)
         assert not deleting.done()
         client.origin.faults.clear()
@@ -215,7 +216,7 @@ async def test_6_2_a_late_answer_is_not_believed(client: Client) -> None:
     await client.ask("PUT", "back/k", b"ours")
     client.origin.put("bucket", "back/k", b"theirs")
     released.set()
-    await eventually(lambda: not client.gateway.app.services.unanswered)
+    await until(lambda: not client.gateway.app.services.unanswered)
     await client.flush_until_conflict("back/k")
     assert client.origin.data("bucket", "back/k") == b"theirs"
 
@@ -255,7 +256,7 @@ async def test_4_7_a_late_refusal_tells_that_the_gateway_may_not_look(client: Cl
     client.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
     await client.ask("PUT", "back/k", b"ours")
     released.set()
-    await eventually(lambda: not _may_look(client))
+    await until(lambda: not _may_look(client))
     answer = await client.ask("PUT", "back/other", b"x")
     assert answer.headers["x-forebay-not-absorbed"] == "bucket-unreadable"
 
@@ -320,7 +321,7 @@ async def test_4_7_an_acl_that_the_bucket_refuses_is_refused_as_it_comes(client:
     assert (await client.ask("PUT", "back/k", b"y", headers)).headers["x-forebay-cache"] == "absorbed"
     client.origin.inject(on(Operation.PUT_OBJECT), Answer(400, code), times=None)
     async with client.flushing():
-        await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+        await until(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
     assert (await client.ask("PUT", "back/l", b"x", headers, status=400)).headers["x-forebay-not-absorbed"]
     assert (await client.ask("GET", "back/k")).body == b"y"
 
@@ -335,7 +336,7 @@ async def test_4_7_what_the_flush_learns_of_an_acl_says_nothing_of_writes_withou
         await client.ask("PUT", name, b"with ACL", headers)
         client.origin.inject(lambda call: "x-amz-acl" in call.headers, Answer(400, code), times=None)
         async with client.flushing():
-            await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+            await until(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
         for one in (name, f"{name}-like"):
             answer = await client.ask("PUT", one, b"without ACL")
             assert answer.headers["x-forebay-cache"] == "absorbed"
@@ -352,7 +353,7 @@ async def test_5_12_a_key_that_is_refused_whatever_its_class_is_asked_about(clie
     await client.ask("PUT", "back/k//1", b"x", headers)
     client.origin.inject(lambda call: "//" in (call.key or ""), Answer(400, "InvalidArgument"), times=None)
     async with client.flushing():
-        await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+        await until(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
     await client.ask("PUT", "back/b", b"x", headers)
     assert (await client.ask("PUT", "back/c", b"x", headers)).headers["x-forebay-cache"] == "absorbed"
     refused = await client.ask("PUT", "back/k//2", b"x", headers, status=400)

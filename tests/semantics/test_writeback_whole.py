@@ -15,7 +15,8 @@ from gateway.writeback.flushing import manifest_files
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import SLOTS, Client, a_client, eventually
+from tests.support.waiting import until
+from tests.support.write_back_gateway import SLOTS, Client, a_client
 
 RECORDED = Path(__file__).parents[1] / "writeback" / "checkpoints" / "recorded"
 TWO_RANKS = (RECORDED / "two_ranks.metadata").read_bytes()
@@ -48,8 +49,8 @@ async def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -
         await client.ask("PUT", MINE, b"mine")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
         async with client.flushing():
-            await eventually(lambda: is_there(client, MINE))
-            await eventually(waits(client, MANIFEST))
+            await until(lambda: is_there(client, MINE))
+            await until(waits(client, MANIFEST))
             assert reason(client, MANIFEST) == f"waits for 1 file of 2 that it names, such as s3://bucket/{THEIRS}"
             write = client.pending(MANIFEST)
             assert write is not None
@@ -59,7 +60,7 @@ async def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -
             assert (await client.ask("GET", MANIFEST)).body == TWO_RANKS
             assert not is_there(client, MANIFEST)
             client.origin.put("bucket", THEIRS, b"theirs")
-            await eventually(lambda: is_there(client, MANIFEST))
+            await until(lambda: is_there(client, MANIFEST))
         await client.flush()
 
 
@@ -79,10 +80,10 @@ async def test_6_7_manifests_of_each_kind(tmp_path: Path, name: str, content: by
             client.origin.put("bucket", one, b"there")
         await client.ask("PUT", name, content)
         async with client.flushing():
-            await eventually(waits(client, name))
+            await until(waits(client, name))
             assert not is_there(client, name)
             client.origin.put("bucket", theirs, b"theirs")
-            await eventually(lambda: is_there(client, name))
+            await until(lambda: is_there(client, name))
         await client.flush()
 
 
@@ -98,12 +99,12 @@ async def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) 
         upload_id = await client.create(other)
         await client.complete(other, upload_id, {1: await client.part(other, upload_id, 1, TWO_RANKS)})
         async with client.flushing():
-            await eventually(waits(client, MANIFEST))
-            await eventually(waits(client, other))
+            await until(waits(client, MANIFEST))
+            await until(waits(client, other))
             assert client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD, key=other) == 0
             for one in (THEIRS, "back/step-2/__0_0.distcp", "back/step-2/__1_0.distcp"):
                 client.origin.put("bucket", one, b"theirs")
-            await eventually(lambda: is_there(client, MANIFEST) and is_there(client, other))
+            await until(lambda: is_there(client, MANIFEST) and is_there(client, other))
             await deleting
         await client.flush()
 
@@ -120,15 +121,15 @@ async def test_6_7_a_rename_waits_for_no_other_node_while_this_one_flushes(tmp_p
         async with client.flushing():
             assert held.reached is not None
             await held.reached.wait()
-            await eventually(lambda: client.pending("back/small") is None)
+            await until(lambda: client.pending("back/small") is None)
             copied = {"x-amz-copy-source": f"/bucket/{MANIFEST}.tmp"}
             answer = await client.ask("PUT", MANIFEST, headers=copied)
             assert answer.headers["x-forebay-cache"] == "absorbed"
             await client.ask("DELETE", f"{MANIFEST}.tmp", status=204)
             large.set()
-            await eventually(waits(client, MANIFEST))
+            await until(waits(client, MANIFEST))
             client.origin.put("bucket", THEIRS, b"theirs")
-            await eventually(lambda: is_there(client, MANIFEST))
+            await until(lambda: is_there(client, MANIFEST))
         await client.flush()
         assert client.origin.count(Operation.PUT_OBJECT, key=f"{MANIFEST}.tmp") == 0
 
@@ -177,11 +178,11 @@ async def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: P
         for name in behind:
             await client.ask("PUT", f"back/m/{name}", b"mine")
         async with client.flushing():
-            await eventually(waits(client, manifest))
+            await until(waits(client, manifest))
             waited_for = f"waits for 1 file of {len(behind) + 1} that it names, such as s3://bucket/back/m/theirs"
             assert (reason(client, manifest) or "").startswith(waited_for)
             client.origin.put("bucket", "back/m/theirs.safetensors", b"theirs")
-            await eventually(lambda: is_there(client, manifest))
+            await until(lambda: is_there(client, manifest))
         await client.flush()
 
 
@@ -195,14 +196,14 @@ async def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_agai
         client.origin.put("bucket", MINE, b"of others, too")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
         async with client.flushing():
-            await eventually(waits(client, MANIFEST))
+            await until(waits(client, MANIFEST))
             assert THEIRS in (reason(client, MANIFEST) or "")
             del client.origin.buckets["bucket"].objects[MINE]
             client.origin.put("bucket", THEIRS, b"theirs")
-            await eventually(lambda: MINE in (reason(client, MANIFEST) or ""))
+            await until(lambda: MINE in (reason(client, MANIFEST) or ""))
             assert not is_there(client, MANIFEST)
             client.origin.put("bucket", MINE, b"again")
-            await eventually(lambda: is_there(client, MANIFEST))
+            await until(lambda: is_there(client, MANIFEST))
         await client.flush()
 
 
@@ -216,11 +217,11 @@ async def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) ->
         away = client.origin.inject(on(Operation.HEAD_OBJECT, key=THEIRS), Unreachable(), times=None)
         await client.ask("PUT", MANIFEST, TWO_RANKS)
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.HEAD_OBJECT, key=THEIRS) >= 2)
+            await until(lambda: client.origin.count(Operation.HEAD_OBJECT, key=THEIRS) >= 2)
             assert not is_there(client, MANIFEST)
             away.times = 0
             denied = client.origin.inject(on(Operation.HEAD_OBJECT, key=THEIRS), Answer(403, "AccessDenied"), times=1)
-            await eventually(lambda: is_there(client, MANIFEST))
+            await until(lambda: is_there(client, MANIFEST))
             assert denied.times == 0
         await client.flush()
 
@@ -252,7 +253,7 @@ async def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
         await client.ask("PUT", MINE, b"mine")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
         async with client.flushing():
-            await eventually(waits(client, MANIFEST))
+            await until(waits(client, MANIFEST))
             if client.gateway.app.services.slots.find("bucket", MINE).order != "strict":
                 await client.ask("DELETE", MINE, status=204)
             await client.ask("DELETE", MANIFEST, status=204)
@@ -274,10 +275,10 @@ async def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Pat
             assert (await client.ask(method, MANIFEST)).headers["x-forebay-durable"] == "false"
             assert "x-forebay-durable" not in (await client.ask(method, MINE)).headers
         async with client.flushing():
-            await eventually(waits(client, MANIFEST))
+            await until(waits(client, MANIFEST))
             assert (await client.ask("HEAD", MANIFEST)).headers["x-forebay-durable"] == "false"
             client.origin.put("bucket", THEIRS, b"theirs")
-            await eventually(lambda: client.pending(MANIFEST) is None)
+            await until(lambda: client.pending(MANIFEST) is None)
         for method in ("HEAD", "GET", "HEAD", "GET", "GET"):
             assert (await client.ask(method, MANIFEST)).headers["x-forebay-durable"] == "true"
         assert "x-forebay-durable" not in (await client.ask("HEAD", "back/none/.metadata", status=404)).headers
@@ -294,13 +295,13 @@ async def test_6_8_what_durable_hangs_on_is_asked_for_with_the_gateways_own_key(
         await client.learn()
         await client.ask("PUT", manifest, b'{"weight_map": {"a": "other.safetensors"}}')
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.HEAD_OBJECT, key=named) > 0)
+            await until(lambda: client.origin.count(Operation.HEAD_OBJECT, key=named) > 0)
             assert (await client.ask("HEAD", manifest)).headers["x-forebay-durable"] == "false"
             client.origin.put("bucket", named, b"of another node")
             await client.ask("HEAD", named, status=403)
             await client.ask("GET", named, status=403)
         async with client.flushing(ahead_seconds=600.0):
-            await eventually(lambda: client.pending(manifest) is None)
+            await until(lambda: client.pending(manifest) is None)
         assert (await client.ask("HEAD", manifest)).headers["x-forebay-durable"] == "true"
 
 

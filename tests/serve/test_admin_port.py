@@ -25,10 +25,10 @@ from gateway.config import ServerSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.serve import background
 from gateway.serve.background import AT_WORK_MAX, admin_server
-from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.serving import PATIENCE_SECONDS, Wire, listening_socket, request
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 HEAD = b"GET /api/v1/status HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
 ASKED = request("GET", "/healthz", host="127.0.0.1")
@@ -250,11 +250,7 @@ def test_a_flood_of_the_admin_port_stops_no_flush(origin: StrictOrigin, tmp_path
     what is acknowledged reaches the origin, and probes are answered."""
     config: dict[str, Any] = {
         "server": {"allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"persistent": True},
         "slots": [{"name": "back", "prefix": "s3://bucket/", "write": "back"}],
     }

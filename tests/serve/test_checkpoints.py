@@ -11,10 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from tests.serve.test_writeback import eventually
 from tests.serve.test_writeback_admin import Running, running
 from tests.support.gateway_process import ANSWER_SECONDS_MAX
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 STEP = "run/step-100"
 

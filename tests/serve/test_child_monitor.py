@@ -18,7 +18,7 @@ from gateway.serve.child_monitor import ChildMonitor, ChildProcess, ChildSpec
 from gateway.serve.fork_server import Child
 from gateway.serve.pipes import WAITING_BYTES_MAX, ReportPipe
 from gateway.serve.shared_directory import SharedFiles
-from tests.support.serving import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

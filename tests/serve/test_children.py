@@ -17,7 +17,7 @@ ADOPTING = """
 import asyncio, os, subprocess, sys, threading
 from gateway.serve.fork_server import Children
 from tests.support.processes import children_of
-from tests.support.serving import until
+from tests.support.waiting import until
 
 def orphans(count):
     # A process that makes others, one in a session of its own, and ends: its children end later.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
-from tests.serve.test_peer_port import free_port
 from tests.support.gateway_process import GatewayProcess
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 SECRET = "the secret of the cluster: 32 characters or more"
-PATIENCE_SECONDS = 60.0
 
 
+@pytest.mark.slow
 def test_nodes_find_each_other_and_tell_who_is_there(tmp_path: Path) -> None:
     """By hellos that are signed and proved. What a node says of itself counts for all others: zone, weight, age."""
     secret = tmp_path / "secret"
@@ -35,10 +36,7 @@ def test_nodes_find_each_other_and_tell_who_is_there(tmp_path: Path) -> None:
             return {member["address"]: member for member in orjson.loads(shown.stdout)["members"]}
 
         def wait_for(state: str) -> None:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while (found := members()[second])["state"] != state:
-                assert time.monotonic() < deadline, found
-                time.sleep(0.1)
+            eventually(lambda: members()[second]["state"] == state, lambda: str(members()[second]))
 
         assert members()[first]["state"] == "up"
         wait_for("unknown")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 CLIENTS = 64
 MIB = 2**20
@@ -39,9 +39,8 @@ def test_5_3_sixty_four_clients_over_two_workers_cost_the_object_once(spread_sec
         origin.latency_seconds = 0.02
         for seed, (key, size_bytes) in enumerate(sizes.items()):
             origin.model.put_generated("bucket", key, size_bytes, seed)
-        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
         config: dict[str, Any] = {
-            "origin": {"endpoint_url": origin.endpoint_url, **keys},
+            "origin": origin.settings,
             "server": {"allow_unsigned": True, "workers": 2},
         }
         with GatewayProcess(config) as gateway:

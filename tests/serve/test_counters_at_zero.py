@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from gateway.telemetry.metric_kinds import Counter, Histogram
 from gateway.telemetry.metrics import DECLARED
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 RARE_OPERATION = "an operation that is not among the usual: S3 has some hundred, and each would take lines of each slot"
 ANY_STATUS = "a status or cache outcome that is not among the usual: alerts are about 5xx, which are"
@@ -81,11 +81,7 @@ def test_every_counter_with_labels_stands_at_zero_before_its_first_event() -> No
         config: dict[str, Any] = {
             "server": {"workers": 2, "caller_wait_max": "0s"},
             "cache": {"persistent": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "slots": slots,
             "credentials": credentials,
             "caller_classes": classes,

@@ -25,9 +25,10 @@ from botocore.exceptions import ClientError
 from cryptography import x509
 
 from tests.support.blocks import MIB
-from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, laid_over, refused, until
+from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, laid_over, refused
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.strict_origin import SECRET_ACCESS_KEY
+from tests.support.waiting import eventually
 
 
 def test_a_slot_is_set_changed_and_removed(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_who_asks_while_it_starts_is_heard(tmp_path: Path) -> None:
         started.result()
         assert held, "SIGHUP was never held back while code was loaded"
         admin = Admin(gateway)
-        until(lambda: admin.gateway["generation"] == 1, "nobody has heard of it")
+        eventually(lambda: admin.gateway["generation"] == 1, "nobody has heard of it")
 
 
 def _waits_for_sighup(gateway: GatewayProcess) -> bool:
@@ -101,7 +102,7 @@ def test_who_asks_while_the_process_behind_the_admin_port_starts_again_is_heard(
         os.kill(process_id, signal.SIGKILL)
         for weight in (1, 2):
             slot = {"prefix": f"s3://{BUCKET}/a/", "weight": weight}
-            until(lambda slot=slot: _is_put(admin, slot), "the slot is never set")  # type: ignore[misc]
+            eventually(lambda slot=slot: _is_put(admin, slot), "the slot is never set")  # type: ignore[misc]
         assert all(one["ready"] for one in admin.gateway["processes"])
 
 
@@ -220,7 +221,7 @@ def test_the_first_slot_that_writes_back(tmp_path: Path) -> None:
         slot = {"prefix": f"s3://{BUCKET}/ckpt/", "write": "back", "buffer": "16MiB"}
         clients[0].put_object(Bucket=BUCKET, Key="ckpt/before", Body=b"before")
         assert admin.put("ckpt", slot).status_code == 200
-        until(lambda: admin.get("/api/v1/writeback").get("slots") is not None, "the buffer is not open")
+        eventually(lambda: admin.get("/api/v1/writeback").get("slots") is not None, "the buffer is not open")
         for number, client in enumerate(clients):  # each worker has seen that the bucket is there
             client.put_object(Bucket=BUCKET, Key=f"ckpt/first/{number}", Body=b"first")
         origin.is_out_of_reach = True
@@ -233,7 +234,7 @@ def test_the_first_slot_that_writes_back(tmp_path: Path) -> None:
             assert client.get_object(Bucket=BUCKET, Key=f"ckpt/{number}")["Body"].read() == b"%d" % number
         assert admin.put("ckpt", {**slot, "buffer": "8MiB"}).status_code == 200
         origin.is_out_of_reach = False
-        until(lambda: admin.delete("ckpt").status_code == 200, "what is flushed may go")
+        eventually(lambda: admin.delete("ckpt").status_code == 200, "what is flushed may go")
         direct = client_of(origin.endpoint_url)
         for number in range(len(clients)):
             assert direct.get_object(Bucket=BUCKET, Key=f"ckpt/{number}")["Body"].read() == b"%d" % number
@@ -254,18 +255,19 @@ def test_blocks_go_with_their_keys(tmp_path: Path) -> None:
         def used() -> dict[str, int]:
             return {name: one["capacity"]["used_bytes"] for name, one in admin.slots().items()}
 
-        until(lambda: used()["default"] >= 8_000_000, "nothing is cached")
+        eventually(lambda: used()["default"] >= 8_000_000, "nothing is cached")
         whole = used()["default"]
         assert admin.put("data", {"prefix": f"s3://{BUCKET}/data/"}).status_code == 200
-        until(lambda: (used()["data"], used()["default"]) == (whole, 0), "the blocks are on the old account")
+        eventually(lambda: (used()["data"], used()["default"]) == (whole, 0), "the blocks are on the old account")
         limited = {"prefix": f"s3://{BUCKET}/data/", "capacity_limit": "2MiB"}
         assert admin.put("data", limited).status_code == 200
-        until(lambda: 0 < used()["data"] <= 2 * 2**20, "it has not evicted down")
+        eventually(lambda: 0 < used()["data"] <= 2 * 2**20, "it has not evicted down")
         left = used()["data"]
         assert admin.delete("data").status_code == 200
-        until(lambda: used() == {"default": left}, "the blocks have not gone to the slot around")
+        eventually(lambda: used() == {"default": left}, "the blocks have not gone to the slot around")
 
 
+@pytest.mark.slow
 def test_the_cache_becomes_smaller_and_larger(tmp_path: Path) -> None:
     """`cache.capacity` is in force in all processes at once: what is beyond it is evicted, what fits is kept. Clients
     keep their connections and every byte; one that slots' guarantees do not fit in is refused."""
@@ -298,19 +300,19 @@ def test_the_cache_becomes_smaller_and_larger(tmp_path: Path) -> None:
             return set(re.findall(r"^forebay_cache_capacity_bytes(?:{.*})? (\S+)$", text, re.MULTILINE))
 
         read(range(60))
-        until(lambda: used()[1] > 24 * MIB, "nothing is cached")
+        eventually(lambda: used()[1] > 24 * MIB, "nothing is cached")
         admin.reload({"cache": {"capacity": "12MiB"}}, gateway)
-        until(lambda: used()[1] <= 12 * MIB, "it has not evicted down")
+        eventually(lambda: used()[1] <= 12 * MIB, "it has not evicted down")
         assert used()[0] >= 6 * MIB, "what was guaranteed has gone"
         assert admin.get("/api/v1/status")["cache"]["capacity_bytes"] == 12 * MIB
-        until(lambda: {float(one) for one in capacities()} == {12 * MIB}, "the metrics say another capacity")
+        eventually(lambda: {float(one) for one in capacities()} == {12 * MIB}, "the metrics say another capacity")
         read(range(60))
-        until(lambda: used()[1] <= 12 * MIB, "a worker keeps to the capacity of before")
+        eventually(lambda: used()[1] <= 12 * MIB, "a worker keeps to the capacity of before")
         admin.reload({"cache": {"capacity": "4MiB"}}, gateway)
         assert "slots[].capacity" in admin.gateway["settings_problem"]
         admin.reload({"cache": {"capacity": "96MiB"}}, gateway)
         read(range(60))
-        until(lambda: read(range(60)) == {"hit"}, "a worker keeps to the capacity of before")
+        eventually(lambda: read(range(60)) == {"hit"}, "a worker keeps to the capacity of before")
         assert [one["process_id"] for one in admin.gateway["processes"]] == before
         assert used()[1] > 60 * MIB
 
@@ -327,7 +329,7 @@ def test_a_stopped_process_follows_when_it_goes_on(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["in_force"]) == (202, False)
         finally:
             os.kill(worker, signal.SIGCONT)
-        until(lambda: all(one["generation"] == 1 for one in admin.gateway["processes"]), "it does not follow")
+        eventually(lambda: all(one["generation"] == 1 for one in admin.gateway["processes"]), "it does not follow")
         for _ in range(8):
             client = client_of(gateway.s3_url)
             assert refused(client.put_object, Bucket=BUCKET, Key="a/a", Body=b"x") == "AccessDenied"
@@ -350,7 +352,7 @@ def test_a_killed_process_starts_with_the_settings_of_now(tmp_path: Path) -> Non
                     return False
                 return any(one["name"] == name and one["ready"] and one["restarts"] for one in processes)
 
-            until(is_back, f"{name} is not there again")
+            eventually(is_back, f"{name} is not there again")
         assert all(one["generation"] == 1 for one in admin.gateway["processes"])
         for _ in range(8):
             client = client_of(gateway.s3_url)
@@ -465,7 +467,7 @@ def test_limits_hold_over_a_worker_that_has_not_seen_all_changes(tmp_path: Path,
     with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
         admin = Admin(gateway)
         clients = [client_of(gateway.s3_url, ("one", "one-secret-0123")) for _ in range(12)]
-        until(lambda: _answers(clients[0]), "nothing passes")
+        eventually(lambda: _answers(clients[0]), "nothing passes")
         stopped = next(one["process_id"] for one in admin.gateway["processes"] if one["name"] == "worker0")
         os.kill(stopped, signal.SIGSTOP)
         try:
@@ -473,14 +475,14 @@ def test_limits_hold_over_a_worker_that_has_not_seen_all_changes(tmp_path: Path,
                 text = gateway.config_file.read_text()
                 gateway.config_file.write_text(to_toml(laid_over(text, {"credentials": [_limited(limit)]})))
                 os.kill(gateway.pid, signal.SIGHUP)
-                until(partial(lambda number: admin.gateway["generation"] == number, number), "it is not read anew")
+                eventually(partial(lambda number: admin.gateway["generation"] == number, number), "it is not read anew")
         finally:
             os.kill(stopped, signal.SIGCONT)
 
         def all_follow() -> bool:
             return all(one["generation"] == len(limits) for one in admin.gateway["processes"])
 
-        until(all_follow, "it does not follow")
+        eventually(all_follow, "it does not follow")
         seconds, passed = 3.0, [0] * len(clients)
         end = time.monotonic() + seconds
 
@@ -531,7 +533,7 @@ def test_what_files_held_is_in_force_whatever_becomes_of_them(tmp_path: Path) ->
                 for file in files:
                     spoil(file)
                 os.kill(gateway.pid, signal.SIGHUP)
-                until(lambda: "changed settings are refused" in gateway.log, "it was not looked at")
+                eventually(lambda: "changed settings are refused" in gateway.log, "it was not looked at")
                 known = _processes(gateway)
                 for process_id in known:
                     os.kill(process_id, signal.SIGKILL)
@@ -543,7 +545,7 @@ def test_what_files_held_is_in_force_whatever_becomes_of_them(tmp_path: Path) ->
                         return False
                     return len(found) == 3 and not set(found) & set(known)
 
-                until(are_others, "they do not come back")
+                eventually(are_others, "they do not come back")
                 assert {served(gateway.s3_url) for _ in range(6)} == {before}
 
 

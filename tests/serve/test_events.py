@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 _TRIES = 12
 """Each over a connection of its own: it is as good as certain that both workers are met."""
@@ -41,11 +41,7 @@ def test_an_event_is_seen_by_every_worker_when_it_is_answered() -> None:
         origin.model.put("bucket", "key", b"old")
         config: dict[str, Any] = {
             "server": {"workers": 2, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "slots": [{"name": "slot", "prefix": "s3://bucket/", "consistency": "immutable"}],
         }
         with GatewayProcess(config) as gateway:

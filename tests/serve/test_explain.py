@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,7 +15,8 @@ from gateway.admin.formatting import size_text
 from gateway.cli import app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import AlterHeaders, on
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 MEBI = 1024 * 1024
 SIZE_BYTES = 5 * MEBI + 17
@@ -38,23 +38,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         origin.model.inject(on(bucket="weak", key="k"), weak, times=None)
         config: dict[str, Any] = {
             "server": {"allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"persistent": True, "block_size": "1MiB"},
             "slots": SLOTS,
         }
         with GatewayProcess(config, directory=tmp_path_factory.mktemp("gateway")) as one:
             yield one
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def read(gateway: GatewayProcess, key: str, some: str | None = None) -> str:

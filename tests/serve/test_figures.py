@@ -17,9 +17,9 @@ from botocore.config import Config
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -91,13 +91,12 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Told]:
-    keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
         for number, size_bytes in enumerate(SIZES_BYTES):
             origin.model.put("bucket", f"data/{number}", bytes([number]) * size_bytes)
         config: dict[str, Any] = {
-            "origin": {"endpoint_url": origin.endpoint_url, **keys},
+            "origin": origin.settings,
             "cache": {"persistent": True, "block_size": "1MiB"},
             "slots": [
                 {"name": "data", "prefix": "s3://bucket/data/", "mode": "read-only"},

@@ -24,7 +24,7 @@ from gateway.serve.child_monitor import ChildProcess, ChildSpec
 from gateway.serve.fork_server import Children, ForkServer, ForkServerEnded
 from tests.support.gateway_process import GatewayProcess
 from tests.support.processes import children_of, is_over
-from tests.support.serving import until
+from tests.support.waiting import until
 
 WAIT_SECONDS = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 from botocore.config import Config
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 KEY = ("one", "one-secret-0123456789")
 BODY = b"0123456789" * 1000
@@ -22,11 +22,7 @@ CALLER_WAIT_SECONDS = 3.0
 def config_of(origin: StrictOrigin) -> dict[str, Any]:
     return {
         "server": {"workers": 2, "caller_wait_max": f"{CALLER_WAIT_SECONDS}s"},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "credentials": [
             {
                 "access_key_id": KEY[0],

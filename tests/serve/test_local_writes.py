@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from gateway.s3.requests import Operation
-from tests.serve.test_writeback import Client, at_origin, eventually, gateway_of
+from tests.serve.test_writeback import Client, at_origin, gateway_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 SHARD_BYTES = 8 * 1024 * 1024
 

@@ -32,11 +32,7 @@ def test_4_9_a_conditional_write_whose_answer_is_lost_is_told_as_unknown(effect:
     """4.9 The client hears neither yes nor no, and botocore does not turn it into a no by asking again."""
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
-        settings = {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        }
+        settings = origin.settings
         with GatewayProcess({"origin": settings}) as gateway:
             for mode in ("legacy", "standard", "adaptive"):
                 client = _client(gateway.s3_url, mode)

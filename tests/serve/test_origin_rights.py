@@ -20,7 +20,7 @@ from gateway.cli import app
 from tests.support.changing_slots import Admin
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.policies import Policy
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 SECRETS = {"ALICE": "alice-secret-0123", "BOB": "bob-secret-01234567"}
 SLOT = {"name": "judged", "prefix": "s3://bucket/data/", "consistency": "immutable", "authorization": "origin"}
@@ -44,11 +44,7 @@ def an_origin() -> Iterator[StrictOrigin]:
 def config_of(origin: StrictOrigin, slot: dict[str, Any]) -> dict[str, Any]:
     return {
         "server": {"workers": 2},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "credentials": [
             {"access_key_id": name, "secret_access_key": secret, "allow": ["s3://"]} for name, secret in SECRETS.items()
         ],

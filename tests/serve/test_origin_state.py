@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
-PAIR = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
 SOON_SECONDS = 10.0
 """Far less than what a state that is well is remembered for."""
 
@@ -31,7 +30,7 @@ def test_an_origin_that_dies_is_told_as_soon_as_requests_fail_and_others_are_wel
         far.model.create_bucket("far")
         far.model.put("far", "k", b"content")
         config: dict[str, Any] = {
-            "origin": {"endpoint_url": main.endpoint_url, **PAIR},
+            "origin": main.settings,
             "server": {"allow_unsigned": True},
             "buckets": [{"name": "far", "endpoint_url": far.endpoint_url}],
         }
@@ -70,7 +69,7 @@ def test_a_slot_whose_key_cannot_be_had_is_told_as_that(tmp_path: Path) -> None:
     with StrictOrigin() as main:
         main.model.create_bucket("bucket")
         config: dict[str, Any] = {
-            "origin": {"endpoint_url": main.endpoint_url, **PAIR},
+            "origin": main.settings,
             "server": {"allow_unsigned": True},
             "origin_credentials": [{"name": "lent", "profile": "empty"}],
             "slots": [{"name": "keyless", "prefix": "s3://bucket/keyless/", "origin_credentials": "lent"}],

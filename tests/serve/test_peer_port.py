@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -19,15 +18,10 @@ import trustme
 from tests.serve.gated_origin import CONTENT, ETAG, GatedOrigin, gated_origin
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
 from tests.support.peers import SECRET, of_node, of_version, signed
+from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 60.0
 NEXT = b"the next secret of the cluster, 32 characters"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:

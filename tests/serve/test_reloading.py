@@ -34,8 +34,8 @@ from gateway.writeback import DIRECTORY
 from gateway.writeback.journal.schema import prepare
 from tests.support.cache_directory import begun
 from tests.support.gateway_process import to_toml
-from tests.support.serving import until
 from tests.support.settings import problems
+from tests.support.waiting import until
 
 
 class Node:
@@ -134,7 +134,11 @@ def numbers_of(model: type[Section], path: str = "") -> list[tuple[str, str]]:
 def test_a_number_beyond_what_can_be_held_is_refused(tmp_path: Path, value: Any) -> None:
     """Of every setting, with its key, value and what is allowed."""
     lists = {"slots": slot("a", name="a"), "credentials": {}, "caller_classes": {"name": "c"}}
-    lists |= {"origin_credentials": {"name": "o"}, "buckets": {"name": "b"}}
+    lists |= {
+        "origin_credentials": {"name": "o"},
+        "buckets": {"name": "b"},
+        "event_sources": {"queue_url": "http://127.0.0.1/1/q"},
+    }
     text = to_toml({"x": {"y": value}}).split(" = ")[1]
     for table, name in numbers_of(Settings):
         head = f"[[{table}]]" if table in lists else f"[{table}]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import gateway
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.processes import children_of
+from tests.support.waiting import eventually
 
 PACKAGE = Path(gateway.__file__).parent
 
@@ -49,10 +49,7 @@ def background_of(one: GatewayProcess) -> dict[str, Any]:
 
 
 def until_logged(one: GatewayProcess, text: str) -> None:
-    due = time.monotonic() + ANSWER_SECONDS_MAX
-    while text not in one.log:
-        assert time.monotonic() < due, one.log
-        time.sleep(0.05)
+    eventually(lambda: text in one.log, lambda: one.log)
 
 
 @pytest.mark.slow

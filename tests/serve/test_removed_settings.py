@@ -15,9 +15,10 @@ import orjson
 import pytest
 
 from tests.serve.test_local_writes import checkpoints, save
-from tests.serve.test_writeback import Client, eventually, gateway_of
+from tests.serve.test_writeback import Client, gateway_of
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 BACK = {"name": "back", "prefix": "s3://bucket/back/"}
 

@@ -29,11 +29,12 @@ from gateway.config.overlay import load_with_overlay
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slots
 from tests.support.blocks import KIB, MIB, block_files, make_origin, open_cache
-from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, until
+from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 RESIZES = int(os.environ.get("FOREBAY_RESIZES", "15"))
 SEED = int(os.environ.get("FOREBAY_RESIZE_SEED", random.SystemRandom().randrange(2**32)))
@@ -305,8 +306,8 @@ def test_slots_are_resized_at_random_under_load(tmp_path: Path) -> None:
             print(dict(resizer.changes), "kills:", world.kills // 2, dict(world.done))
             assert world.failures == []
             admin = Admin(gateway)
-            until(partial(is_flushed, admin), "the origin does not get what was acknowledged")
-            until(partial(has_all, gateway, world.kills // 2), "a killed worker is not there again")
+            eventually(partial(is_flushed, admin), "the origin does not get what was acknowledged")
+            eventually(partial(has_all, gateway, world.kills // 2), "a killed worker is not there again")
             check_origin(origin, clients)
             for client in clients:
                 for key, content in client.expected.items():

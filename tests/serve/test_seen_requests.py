@@ -58,8 +58,7 @@ def test_requests_are_in_the_access_log_and_the_bad_ones_over_the_admin_port(tmp
     with StrictOrigin() as origin:
         origin.model.put("bucket", "data/one", os.urandom(100_000))
         slot = {"name": "data", "prefix": "s3://bucket/data/", "mode": "read-only", "consistency": "immutable"}
-        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-        config = {"origin": {"endpoint_url": origin.endpoint_url, **keys}, "logging": {"access_file": str(log)}}
+        config = {"origin": origin.settings, "logging": {"access_file": str(log)}}
         with GatewayProcess({**config, "slots": [slot]}) as gateway:
             s3, ids = client(gateway), []
             for _ in range(10):
@@ -106,8 +105,7 @@ def test_a_renamed_access_log_goes_on_in_another_file(tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
-        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-        config = {"origin": {"endpoint_url": origin.endpoint_url, **keys}, "logging": {"access_file": str(log)}}
+        config = {"origin": origin.settings, "logging": {"access_file": str(log)}}
         with GatewayProcess(config) as gateway:
             s3, count = client(gateway), 0
             s3.put_object(Bucket="bucket", Key="a", Body=b"x")

@@ -14,11 +14,12 @@ import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.support.changing_slots import Admin, client_of, refused, until
+from tests.support.changing_slots import Admin, client_of, refused
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.prepared_process import run_prepared
 from tests.support.strict_origin import StrictOrigin
 from tests.support.sts import LentByMoto, moto_sts
+from tests.support.waiting import eventually
 
 MAIN, FAR, INNER = ("AKMAIN", "main-secret-00"), ("AKFAR", "far-secret-000"), ("AKINNER", "inner-secret-0")
 PART_BYTES = 5 * 1024 * 1024
@@ -232,9 +233,9 @@ def test_8_7_what_was_written_back_is_flushed_to_its_home(
         assert client.get_object(Bucket="far", Key="data/a")["Body"].read() == b"first"
         client.put_object(Bucket="far", Key="ckpt/learned", Body=b"x")  # the first write of a bucket goes through
         main.is_out_of_reach = True
-        until(lambda: client.put_object(Bucket="far", Key="ckpt/more", Body=b"y") is not None, "a write")
+        eventually(lambda: client.put_object(Bucket="far", Key="ckpt/more", Body=b"y") is not None, "a write")
         client.put_object(Bucket="far", Key="ckpt/back", Body=b"z" * 100_000)
-        until(lambda: _has(far, "ckpt/back"), "it was not flushed")
+        eventually(lambda: _has(far, "ckpt/back"), "it was not flushed")
         main.is_out_of_reach = False
         assert {signer for _, signer in lines(far, "/far/ckpt/")} == {INNER[0]}
         far.is_out_of_reach = True
@@ -250,9 +251,9 @@ def test_8_7_what_was_written_back_is_flushed_to_its_home(
             assert said in refused_start.stderr
         far.is_out_of_reach = False
         gateway.start()
-        until(lambda: _has(far, "ckpt/pending"), "it was not flushed")
+        eventually(lambda: _has(far, "ckpt/pending"), "it was not flushed")
         client = client_of(gateway.s3_url, MAIN)
-        until(lambda: _nothing_left(gateway), "something is left in the buffer")
+        eventually(lambda: _nothing_left(gateway), "something is left in the buffer")
         assert gateway.terminate() == 0
         asked = len(elsewhere.request_lines)
         assert asked == 0
@@ -350,10 +351,10 @@ def test_7_10_what_nobody_asks_for_goes_there_too(main: StrictOrigin, far: Stric
             begun = admin.post(path, json={"prefix": prefix, **more})
             assert begun.status_code == 202, begun.text
             one = f"/api/v1/jobs/{begun.json()['id']}"
-            until(lambda: admin.get(one).json()["state"] not in ("waiting", "running"), "the job does not end")
+            eventually(lambda: admin.get(one).json()["state"] not in ("waiting", "running"), "the job does not end")
             assert admin.get(one).json()["state"] == "done", admin.get(one).text
 
-        until(lambda: admin.get("/api/v1/indexes").json()["indexes"][0]["complete"], "the index is not complete")
+        eventually(lambda: admin.get("/api/v1/indexes").json()["indexes"][0]["complete"], "the index is not complete")
         is_done("/api/v1/warm", "s3://far/data/")
         is_done("/api/v1/snapshots", "s3://far/data/", name="v1")
         assert admin.get("/api/v1/snapshots/v1").json()["origin"] == far.endpoint_url

@@ -34,11 +34,7 @@ def origin() -> Iterator[StrictOrigin]:
 def config_of(origin: StrictOrigin) -> dict[str, Any]:
     return {
         "server": {"workers": 2},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "slots": [{"name": "data", "prefix": PREFIX, "consistency": "snapshot", "snapshot": "v1"}],
     }
 

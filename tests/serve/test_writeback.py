@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import httpx
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
 PART_BYTES = 5 * 1024 * 1024
@@ -31,11 +31,7 @@ def gateway_of(origin: StrictOrigin, directory: Path, write: str = "back", **cha
     return GatewayProcess(
         {
             "server": {"workers": 2, "allow_unsigned": True},
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
+            "origin": origin.settings,
             "cache": {"persistent": True},
             "slots": [{"name": "back", "prefix": "s3://bucket/back/", "write": write}],
             **changed,
@@ -71,13 +67,6 @@ class Client:
         answer = self.ask("POST", f"back/{name}?uploadId={upload_id}", body)
         assert answer.status_code == 200, answer.text
         return answer.text.partition("<ETag>")[2].partition("<")[0].replace("&quot;", '"')
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to it"
-        time.sleep(0.02)
 
 
 def at_origin(origin: StrictOrigin, name: str) -> tuple[str, bytes] | None:

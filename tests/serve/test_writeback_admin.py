@@ -19,10 +19,10 @@ from typer.testing import CliRunner, Result
 from gateway import cli
 from gateway.cli import flush
 from gateway.s3.requests import Operation
-from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_origin.faults import Answer
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -69,9 +69,8 @@ def forebay(*arguments: str) -> Result:
 
 @contextmanager
 def running(origin: StrictOrigin, directory: Path) -> Iterator[Running]:
-    keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
     config: dict[str, Any] = {
-        "origin": {"endpoint_url": origin.endpoint_url, **keys},
+        "origin": origin.settings,
         "cache": {"persistent": True},
         "slots": [{"name": "back", "prefix": "s3://bucket/back/", "write": "back"}],
     }

@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.test_writeback import Client, at_origin, eventually, gateway_of
+from tests.serve.test_writeback import Client, at_origin, gateway_of
 from tests.support.disks import fill_up, kill_disk, mortal_disk, mounted, small_disk
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import StrictOrigin
+from tests.support.waiting import eventually
 from tests.support.writeback import body_bytes
 
 MIB = 1024 * 1024

@@ -17,13 +17,15 @@ from shlex import quote
 from tests.simulation.campaign import Outcome, known, left_of, played, write
 from tests.simulation.cluster.judge import CLUSTER_RULES
 from tests.simulation.cluster.world import ACTIONS as CLUSTER_ACTIONS
-from tests.simulation.dialects import CLUSTER, DIALECTS
+from tests.simulation.dialects import CLUSTER, DIALECTS, WRITING
 from tests.simulation.invariants import RULES
 from tests.simulation.world import ACTIONS, Setting
+from tests.simulation.writing.judge import WRITING_RULES
+from tests.simulation.writing.world import ACTIONS as WRITING_ACTIONS
 
-KINDS = (*DIALECTS, CLUSTER)
-ALL_RULES = (*RULES, *CLUSTER_RULES)
-ALL_ACTIONS = sorted({*ACTIONS, *CLUSTER_ACTIONS})
+KINDS = (*DIALECTS, CLUSTER, WRITING)
+ALL_RULES = tuple(dict.fromkeys((*RULES, *CLUSTER_RULES, *WRITING_RULES)))
+ALL_ACTIONS = sorted({*ACTIONS, *CLUSTER_ACTIONS, *WRITING_ACTIONS})
 
 
 def main() -> int:

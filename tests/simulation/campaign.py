@@ -6,19 +6,20 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 
 from tests.simulation.cluster.world import play_cluster
-from tests.simulation.dialects import CLUSTER
+from tests.simulation.dialects import CLUSTER, WRITING
 from tests.simulation.world import Setting, play
+from tests.simulation.writing.world import play_writing
 
 SAID_LINES = 60
 AT_ONCE = 4
@@ -54,8 +55,11 @@ def played(settings: Iterator[Setting], processes: int) -> Iterator[Outcome]:
             pool.shutdown(cancel_futures=True)
 
 
+_PLAYS: Mapping[str, Callable[[Setting], Any]] = {CLUSTER: play_cluster, WRITING: play_writing}
+
+
 def _outcome(setting: Setting) -> Outcome:
-    world = play_cluster(setting) if setting.dialect == CLUSTER else play(setting)
+    world = _PLAYS.get(setting.dialect, play)(setting)
     made = Outcome(setting.seed, setting.dialect, world.steps)
     if not world.judge.violations:
         return made
@@ -65,6 +69,7 @@ def _outcome(setting: Setting) -> Outcome:
 
 def _quiet() -> None:
     gc.collect()
+    gc.set_threshold(20_000, 20, 20)
     gc.freeze()  # collections at power cuts look at what histories have made, not at modules
     level = logging.INFO if os.environ.get("SIMULATION_LOG") else logging.CRITICAL
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))

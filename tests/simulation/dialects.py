@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-Conditions = Literal["honoured", "ignored", "refused", "unquoted"]
-"""The last: ETags are compared without their quotes, so that no If-Match holds that has them."""
+Conditions = Literal["honoured", "ignored", "refused", "unquoted", "creates"]
+"""`unquoted`: ETags are compared without their quotes, so that no If-Match holds that has them. `creates`: it honours
+If-None-Match, and refuses If-Match."""
 
-_CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused", "unquoted")
+_CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused", "unquoted", "creates")
 
 
 REQUESTS_OF_A_FLUSH = 17
@@ -79,11 +80,22 @@ class Dialect:
 CLUSTER = "cluster"
 """In the place of a dialect: several nodes that read from each other, over an S3 without quirks."""
 
+WRITING = "writing-nodes"
+"""Several nodes that write, and find each other's writes in Redis."""
+
 DIALECTS: Mapping[str, Dialect] = {
     one.name: one
     for one in (
         Dialect("aws"),
         Dialect("rgw", on_put="unquoted", on_complete="ignored", on_delete="ignored"),
+        Dialect(
+            "oss",
+            on_put="creates",
+            on_complete="creates",
+            on_delete="refused",
+            lists_uploads=False,
+            own_multipart_etags=True,
+        ),
         Dialect("no-conditions", on_put="refused", on_complete="refused", on_delete="refused"),
         Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
         Dialect("mixed", drawn=True),

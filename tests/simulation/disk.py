@@ -42,10 +42,12 @@ class SimulatedDisk:
     # What the write-back calls in the place of `os`
 
     def open(self, path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if not flags & (_CREATES | os.O_DIRECTORY):
+            return os.open(path, flags, mode, **more)
         found = Path(path)
-        is_new = bool(flags & _CREATES) and not found.exists()
+        is_new = bool(flags & _CREATES) and not os.path.exists(path)
         descriptor = os.open(path, flags, mode, **more)
-        if flags & (_CREATES | os.O_DIRECTORY) and found.is_relative_to(self.root):
+        if found.is_relative_to(self.root):
             self._of_descriptor[descriptor] = found
             if is_new and "staged" in found.parts:
                 self._unsynced_names.add(found)
@@ -135,10 +137,19 @@ class SimulatedDisk:
         self._unsynced_names.clear()
         self._synced_bytes = {path: path.stat().st_size for path in self._synced_bytes if path.exists()}
 
-    def all_dead(self) -> None:
-        """What killed processes had open for writing is closed."""
-        for descriptor in list(self._of_descriptor):
-            self.close(descriptor)
+    def all_dead(self, below: Path | None = None) -> None:
+        """What killed processes had open for writing is closed; `below`: of those that had their files there."""
+        for descriptor, path in list(self._of_descriptor.items()):
+            if (below is None or path.is_relative_to(below)) and _is_still(descriptor, path):
+                self.close(descriptor)
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
+    """Whether it has not been closed by others, and its number been given to another file."""
+    try:
+        return Path(f"/proc/self/fd/{descriptor}").readlink() == path
+    except OSError:
+        return False
 
 
 def _tear(path: Path, kept: int, size: int, dice: Random) -> None:

@@ -301,13 +301,14 @@ class Judge:
                 self._check_superseded(bucket, key)
                 continue
             is_conflict = (bucket, key) in kept.conflicts
+            if is_conflict and last is not None:  # whoever is right about it, the write is kept
+                self._check_conflict(bucket, key, history)
+                continue
             is_kept = is_conflict and self._may_conflict(bucket, key, history)
             if not is_kept and value not in history.may_be():
                 self.violated(
                     "nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}"
                 )
-            if is_conflict and last is not None:
-                self._check_conflict(bucket, key, history)
         held = sum(
             1
             for _, key in kept.pending - kept.conflicts - kept.local

@@ -7,6 +7,7 @@ import contextvars
 import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
@@ -32,7 +33,6 @@ from tests.simulation.origins import SimulatedOrigin
 from tests.simulation.processes import CURRENT, Killed, Process
 from tests.simulation.virtual_time import NumberedTask, VirtualClock
 from tests.support.asgi import Answer, call
-from tests.support.slots import Slot
 
 BACKGROUND = -1
 
@@ -112,9 +112,16 @@ class Node:
     """Its processes come and go; its disk stays."""
 
     def __init__(
-        self, disk: SimulatedDisk, origin: SimulatedOrigin, slots: Sequence[Slot], clock: VirtualClock, dice: Random
+        self,
+        disk: SimulatedDisk,
+        origin: SimulatedOrigin,
+        slots: Sequence[policy.Slot],
+        clock: VirtualClock,
+        dice: Random,
+        directory: Path | None = None,
     ) -> None:
-        self.directory = disk.root
+        """`directory`: where its buffer lies, if others have theirs on the same disk."""
+        self.directory = directory or disk.root
         self.disk = disk
         self.slots = Slots(slots)
         self.clock = clock
@@ -125,7 +132,7 @@ class Node:
         self._all: list[Process] = []
         self._apps: dict[int, asgi.S3App] = {}
         self._buffers: dict[int, WritebackBuffer] = {}
-        self._tasks: dict[Process, set[asyncio.Task[Any]]] = {}
+        self.tasks: dict[Process, set[asyncio.Task[Any]]] = {}
         self._running: asyncio.Task[None] | None = None
         self._bounded = [slot for slot in slots if slot.write == "back"]
 
@@ -140,7 +147,7 @@ class Node:
             task = NumberedTask(coro, loop=running, context=context, **more)
             process = CURRENT.get() if context is None else context.get(CURRENT)
             if process is not None:
-                tasks = self._tasks.setdefault(process, set())
+                tasks = self.tasks.setdefault(process, set())
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             return task
@@ -210,14 +217,14 @@ class Node:
     async def write_tombstone(self) -> None:
         """What the dead have left in this process's memory is gone."""
         for _ in range(100):
-            dead = [task for process, tasks in self._tasks.items() if not process.alive for task in tasks]
+            dead = [task for process, tasks in self.tasks.items() if not process.alive for task in tasks]
             if not dead:
                 break
             for task in dead:
                 task.cancel()
             await asyncio.wait(dead, timeout=0.001)
-        for process in [one for one in self._tasks if not one.alive]:
-            del self._tasks[process]
+        for process in [one for one in self.tasks if not one.alive]:
+            del self.tasks[process]
 
     async def cut_power(self, workers: int) -> None:
         self.kill_all()

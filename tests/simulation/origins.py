@@ -14,13 +14,13 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest, StreamedBody
+from gateway.origin.stores.listing import parameter
 from gateway.s3.headers import format_http_date, is_of_parts, md5s_etag, sendable
 from tests.simulation.dialects import Conditions, Dialect
 from tests.simulation.processes import Killed, Process
 from tests.simulation.traffic import Sent, Traffic
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer
-from tests.support.memory_origin.objects import parameter
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket, StoredObject
@@ -269,13 +269,15 @@ class SimulatedOrigin:
         if request.bucket in self.refused or is_denied:
             return 403, "AccessDenied"
         is_unknown = not self.dialect.lists_uploads and _is_list_of_uploads(request)
-        if is_unknown or (_conditions_of(request) and self._policy(request) == "refused"):
+        policy = self._policy(request)
+        is_refused = policy == "refused" or (policy == "creates" and "if-match" in request.headers)
+        if is_unknown or (_conditions_of(request) and is_refused):
             return 501, "NotImplemented"
         return None
 
     def _as_understood(self, request: OriginRequest) -> OriginRequest:
         policy = self._policy(request)
-        if policy == "honoured" or not _conditions_of(request):
+        if policy in ("honoured", "creates") or not _conditions_of(request):
             return request
         if policy == "unquoted":
             bare = {name: NEVER if name == "if-match" else value for name, value in request.headers.items()}

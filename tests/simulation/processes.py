@@ -12,12 +12,14 @@ import random
 import secrets
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.virtual_time import VirtualFuture, VirtualThreads, begin_anew
@@ -67,32 +69,85 @@ def operation() -> None:
         process.operation()
 
 
-_SHORT_LOG = "PRAGMA wal_autocheckpoint = 50"
+_SHORT_LOG = "PRAGMA wal_autocheckpoint = 16"
 """Pages: the log begins anew several times in a history. Each start reads all of it, in Python."""
 
 
-class Connection(sqlite3.Connection):
-    """Of the process that has opened it."""
+class _Rows:
+    """Gives rows that another cursor has read, as a cursor does."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._rows = iter(rows)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return self._rows
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return list(self._rows)
+
+
+class Connection(sqlite3.Connection):
+    """A connection of one process to the journal.
+
+    A reading transaction is begun at its first query whose rows this connection does not know: those that it has read
+    since the journal was changed last it gives again. Most looks into a journal are at one that has stayed as it was.
+    """
+
+    _changes: ClassVar[Counter[str]] = Counter()
+    """How often each journal was changed, by its path."""
+
+    def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(path, *args, **kwargs)
         super().execute(_SHORT_LOG)
+        self._path = unquote(str(path).removeprefix("file:").partition("?")[0])
         self._changes_before = 0
+        self._is_reading = False
+        self._known: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        self._known_changes = -1
         self._process = CURRENT.get()
         if self._process is not None:
             self._process.connections.append(self)
 
-    def execute(self, *args: Any) -> sqlite3.Cursor:
+    def execute(self, *args: Any) -> Any:
         self._ask()
-        if args[0] == "BEGIN IMMEDIATE":
+        statement = args[0]
+        if statement == "BEGIN":
+            self._is_reading = True
+            return _Rows(())
+        if self._is_reading:
+            if statement.startswith("SELECT"):
+                return self._rows_of(args)
+            self._is_reading = statement not in ("ROLLBACK", "COMMIT")
+            if not self.in_transaction:
+                if not self._is_reading:
+                    return _Rows(())
+                super().execute("BEGIN")
+        if statement == "BEGIN IMMEDIATE":
             self._changes_before = self.total_changes
-        is_written = args[0] == "COMMIT" and self.total_changes != self._changes_before
+        is_written = statement == "COMMIT" and self.total_changes != self._changes_before
         if is_written and _Disks.current is not None and _Disks.current.journal_is_full:
             raise _full()
+        if not statement.startswith(("SELECT", "ROLLBACK")):
+            self._changes[self._path] += 1
         return super().execute(*args)
+
+    def _rows_of(self, args: tuple[Any, ...]) -> _Rows:
+        if self._known_changes != self._changes[self._path]:
+            self._known.clear()
+            self._known_changes = self._changes[self._path]
+        rows = self._known.get(args)
+        if rows is None:
+            if not self.in_transaction:
+                super().execute("BEGIN")
+            rows = self._known[args] = super().execute(*args).fetchall()
+        return _Rows(rows)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
         self._ask()
+        self._changes[self._path] += 1
         return super().executemany(*args)
 
     def _ask(self) -> None:
@@ -147,6 +202,7 @@ def simulated(dice: Random, disk: SimulatedDisk) -> Iterator[None]:
                 undo.append((module, name, value))
                 setattr(module, name, made)
     begin_anew(dice)
+    Connection._changes.clear()
     _Disks.current = disk
     try:
         yield

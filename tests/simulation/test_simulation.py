@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +16,48 @@ import pytest
 from tests.simulation.campaign import Outcome, known, left_of, played, write
 from tests.simulation.dialects import DIALECTS
 from tests.simulation.invariants import Judge
+from tests.simulation.processes import Connection
+from tests.simulation.virtual_time import VirtualTimeLoop
 from tests.simulation.world import Setting, play
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261123"))
 HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "2"))
 """Of each dialect, of a hundred steps each."""
+
+
+def test_what_is_read_again_is_as_others_have_left_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with (
+        closing(sqlite3.connect(path, factory=Connection, isolation_level=None)) as writer,
+        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=Connection, isolation_level=None)) as reader,
+    ):
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("CREATE TABLE told (number INTEGER)")
+
+        def read() -> list[tuple[int, ...]]:
+            reader.execute("BEGIN")
+            found: list[tuple[int, ...]] = reader.execute("SELECT number FROM told WHERE number > ?", (0,)).fetchall()
+            reader.execute("ROLLBACK")
+            return found
+
+        assert read() == []
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("INSERT INTO told VALUES (1)")
+        assert read() == []
+        writer.execute("COMMIT")
+        assert [read(), read()] == [[(1,)], [(1,)]]
+
+
+def test_time_passes_however_short_the_sleep() -> None:
+    """A sleep may be shorter than the step of a clock that is far ahead: the loop must move time all the same."""
+
+    async def sleeps() -> float:
+        for _ in range(3):
+            await asyncio.sleep(1e-10)
+        return loop.time()
+
+    with closing(VirtualTimeLoop()) as loop:
+        assert loop.run_until_complete(sleeps()) == pytest.approx(3e-10)
 
 
 @pytest.mark.slow

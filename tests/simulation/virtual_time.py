@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import selectors
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
+from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -22,11 +24,10 @@ class NothingLeft(RuntimeError):
     """Everybody waits for something that will never come."""
 
 
-class _JumpingSelector(selectors.BaseSelector):
-    """Has no file to wait for: instead of waiting, it moves the clock."""
+class _NoFiles(selectors.BaseSelector):
+    """Has no file to wait for."""
 
     def __init__(self) -> None:
-        self.elapsed = 0.0
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -37,32 +38,120 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._keys.pop(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise NothingLeft("no timer is set, and nothing is ready")
-        self.elapsed += max(0.0, timeout)
         return []
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
 
+class _Turn(asyncio.TimerHandle):
+    """`asyncio.Handle` and `TimerHandle` in one; making and comparing those took longer than what they were for."""
+
+    __slots__ = ("args", "callback", "context", "moment")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None, moment: float
+    ) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = contextvars.copy_context() if context is None else context
+        self.moment = moment
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.moment
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Deterministic: one thread, no socket, no clock of the machine's. What others run on threads runs at once."""
 
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-        self._clock_resolution = 1e-9
+        self.elapsed = 0.0
+        self._turns: deque[_Turn] = deque()
+        self._timers: list[tuple[float, int, _Turn]] = []
+        self._timer_numbers = count()
+        self._is_ending = False
+        super().__init__(_NoFiles())
 
     def time(self) -> float:
-        return self._jumping.elapsed
+        return self.elapsed
 
     def jump(self, seconds: float) -> None:
         """Time passes, and nobody notices."""
-        self._jumping.elapsed += seconds
+        self.elapsed += seconds
 
-    def _write_to_self(self) -> None:
-        """Nobody sleeps."""
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        turn = _Turn(callback, args, context, 0.0)
+        self._turns.append(turn)
+        return turn
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.elapsed + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        turn = _Turn(callback, args, context, when)
+        heappush(self._timers, (when, next(self._timer_numbers), turn))
+        return turn
+
+    def stop(self) -> None:
+        self._is_ending = True
+        super().stop()
+
+    def close(self) -> None:
+        self._turns.clear()
+        self._timers.clear()
+        super().close()
+
+    def _run_once(self) -> None:
+        """Go on until somebody stops it. Where nobody has a turn, time moves to the next timer."""
+        turns, timers = self._turns, self._timers
+        while True:
+            while timers and (timers[0][2].callback is None or timers[0][0] <= self.elapsed):
+                turn = heappop(timers)[2]
+                if turn.callback is not None:
+                    turns.append(turn)
+            if not turns and not self._is_ending:
+                if not timers:
+                    raise NothingLeft("no timer is set, and nothing is ready")
+                self.elapsed = timers[0][0]
+                continue
+            for _ in range(len(turns)):
+                turn = turns.popleft()
+                if turn.callback is None:
+                    continue
+                try:
+                    turn.context.run(turn.callback, *turn.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {turn.callback!r}", "exception": error})
+            if self._is_ending:
+                self._is_ending = False
+                return
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
@@ -101,8 +190,8 @@ class VirtualClock:
     def monotonic(self) -> float:
         return self._loop.time()
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(seconds)
 
 
 _pending: dict[int, Callable[[], None]] = {}

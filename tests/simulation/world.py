@@ -18,6 +18,7 @@ from uuid import UUID
 
 from gateway.edge import receiving
 from gateway.operations.writeback import uploads
+from gateway.origin.stores import store as stores
 from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
@@ -30,7 +31,7 @@ from tests.simulation.origins import DENIED, OF_A_CLIENT, Change, SimulatedOrigi
 from tests.simulation.processes import simulated
 from tests.simulation.traffic import LARGE_BYTES, NOTICED_SECONDS, Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
-from tests.support.memory_origin import multipart
+from tests.support.memory_origin import store as memory_store
 from tests.support.slots import Slot, slot_with
 
 BUCKETS = ("bucket", "other")
@@ -449,11 +450,11 @@ def play(setting: Setting) -> World:
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
             stack.enter_context(mock.patch.object(uploads, "PART_SIZE_BYTES_MIN", PART_BYTES))
-            stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(stores, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(writes, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
-            stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
+            stack.enter_context(mock.patch.object(memory_store, "uuid", numbered))
             stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
             stack.enter_context(mock.patch.object(pending_key_filter, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))

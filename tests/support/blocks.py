@@ -245,12 +245,6 @@ def drop_page_cache(path: Path) -> None:
     os.close(descriptor)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other tasks bring about; the test's own timeout is the deadline."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.001)
-
-
 async def pass_until(clock: TestClock, condition: Callable[[], bool]) -> None:
     """Let time pass, a second now and then, until other tasks have brought something about."""
     while not condition():

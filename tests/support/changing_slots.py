@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +17,9 @@ from botocore.exceptions import ClientError
 
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 KEY = (ACCESS_KEY_ID, SECRET_ACCESS_KEY)
-SECONDS_MAX = 30.0
 BUCKET = "train"
 
 
@@ -40,13 +39,6 @@ def refused(call: Callable[..., Any], **arguments: Any) -> str:
     with pytest.raises(ClientError) as caught:
         call(**arguments)
     return str(caught.value.response["Error"]["Code"])
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS_MAX
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -111,7 +103,7 @@ class Admin:
                 one["generation"] == now["generation"] for one in now["processes"]
             )
 
-        until(is_over, "the file was not read anew")
+        eventually(is_over, "the file was not read anew")
 
 
 def laid_over(text: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Observer(FlushLogger):
     def not_understood(self, write: Write, reason: str) -> None:
         self.strange.append((write.key.key, reason))
 
-    def awaits_files(self, write: Write, reason: str) -> None:
+    def awaits_files(self, write: Write, reason: str, *, of_others: bool = False) -> None:
         self.waits.append(reason)
 
     def expired(self, write: Write, reason: str) -> None:

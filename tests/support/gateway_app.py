@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
 from gateway.core.clock import Clock, SystemClock
-from gateway.core.model import Homes
+from gateway.core.model import Homes, ObjectKey
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.edge.asgi import S3App
 from gateway.metadata.bucket_metadata import BucketMetadataCache
@@ -69,6 +69,7 @@ async def gateway_app(
     buffer_closed: bool = False,
     capacity_bytes: int = 256 * 1024**2,
     roles: Roles | None = None,
+    reads_near: Callable[[ObjectKey, str], bool] = lambda key, slot: False,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -77,7 +78,11 @@ async def gateway_app(
         origin.create_bucket("bucket")
     front: Origin = through or origin
     settings = BlockSettings(
-        directory, capacity_bytes=capacity_bytes, block_size_bytes=block_size_bytes, slots=Slots(slots)
+        directory,
+        capacity_bytes=capacity_bytes,
+        block_size_bytes=block_size_bytes,
+        slots=Slots(slots),
+        has_local_readers=True,
     )
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, roles=roles)
     try:
@@ -116,6 +121,7 @@ async def gateway_app(
             writeback=buffer,
             buffer_closed=buffer_closed,
             begin_read=begin_read_of(front),
+            reads_near=reads_near,
             roles=roles,
         )
         authenticator = Authenticator(

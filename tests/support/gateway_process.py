@@ -64,6 +64,8 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml_value(one)}' for key, one in value.items())}}}"
     if isinstance(value, int | float):
         return str(value)
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -19,9 +19,10 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.origin.peer_protocol import Roles
 from gateway.policy.slots import Slots
-from tests.support.blocks import BLOCK, BUCKET, MIB, make_origin, open_cache, stored, until
+from tests.support.blocks import BLOCK, BUCKET, MIB, make_origin, open_cache, stored
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.slots import Slot
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -34,7 +33,9 @@ from tests.support.asgi import signed_headers
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.names import looked_up_in, tell
 from tests.support.network import HOST, Machine, Network
+from tests.support.ports import free_port
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import SECONDS_MAX, eventually
 
 BUCKET = "bucket"
 SECRET = "the secret of the cluster: 32 characters or more"
@@ -64,12 +65,6 @@ SENT = 'forebay_cluster_peer_bytes_total{direction="sent",slot="data"}'
 
 READERS = 3
 """Threads that a load has for each node."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class PeerName:
@@ -281,11 +276,8 @@ class Nodes:
         own = (key for key, both in of_key if [one.address for one in both[: len(owners)]] == owners)
         return list(itertools.islice(own, count))
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not is_so():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    def wait_until(self, is_so: Callable[[], bool], *, seconds: float = SECONDS_MAX) -> None:
+        eventually(is_so, seconds=seconds)
 
     def wait_for_states(self, number: int, states: Sequence[str]) -> None:
         """Until a node tells these states of the members."""

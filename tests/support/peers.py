@@ -24,6 +24,7 @@ NAME = "train"
 SECRET = b"the secret of the cluster: 32 characters or more"
 CHUNK_BYTES = 64 * 1024
 MEMORY_HOME = Homes("memory")
+ADDRESS = "10.0.0.1:9002"
 HELLO = b'{"name": "this one"}'
 
 
@@ -105,6 +106,6 @@ async def peer_gateway(
     """A gateway as of `gateway_app`, with a peer port."""
     async with gateway_app(directory, clock=clock, **options) as gateway:
         with closing(SeenNonces(directory / "peer-nonces")) as nonces:
-            access = PeerAccess(nonces, clock or SystemClock(), NAME, secrets)
+            access = PeerAccess(nonces, clock or SystemClock(), NAME, secrets, ADDRESS)
             gateway.app.services.homes, gateway.app.services.hello = MEMORY_HOME, lambda: HELLO
             yield PeerGateway(gateway, PeerApp(gateway.app.services, access), nonces)

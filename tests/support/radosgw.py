@@ -7,7 +7,6 @@ directory, and listen on 127.0.0.1 only.
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 PROGRAMS = ("ceph-authtool", "monmaptool", "ceph-mon", "ceph", "ceph-osd", "radosgw-admin", "radosgw")
 
@@ -57,7 +58,7 @@ def running_radosgw(directory: Path, access_key_id: str, secret_access_key: str)
     """
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     assert not missing, f"not installed: {', '.join(missing)} (Debian: radosgw ceph-mon ceph-osd ceph-common)"
-    port, s3_port = _free_ports(2)
+    port, s3_port = free_port(), free_port()
     (directory / "ceph.conf").write_text(_CONFIG.format(cluster=_CLUSTER, port=port, directory=directory))
     for name in ("mon", "osd", "rgw"):
         (directory / name).mkdir()
@@ -126,9 +127,3 @@ def _answers(url: str) -> bool:
             return True
     except urllib.error.URLError:
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]

@@ -2,10 +2,14 @@
 
 with RedisServer(tmp_path) as server:
     server.url          # redis://127.0.0.1:PORT
+
+with RedisPair(tmp_path) as pair:
+    pair.url            # of whichever is the primary
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import platform
@@ -13,14 +17,18 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import redis
 
-from tests.support.nodes import free_port
+from tests.support.connections import answering_aside, relay
+from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 30.0
+LATE_SECONDS = 1.1
+"""More than a node waits."""
 
 
 @functools.cache
@@ -46,10 +54,10 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def sentinel(cls, config: Path) -> Self:
+    def sentinel(cls, config: Path, *, tls: bool = False, program: str | None = None) -> Self:
         """A Sentinel with this file."""
-        made = cls(config.parent)
-        made._files, made._more = [str(config)], ["--sentinel"]
+        made = cls(config.parent, tls=tls, program=program)
+        made._files, made._more = [str(config)], ["--tls-port", str(made.tls_port), "--sentinel"]
         return made
 
     @property
@@ -106,3 +114,66 @@ class RedisServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Wire:
+    """What lies between nodes and a server: `mode` says what becomes of answers. `carry` is for `answering`."""
+
+    def __init__(self, to: RedisServer) -> None:
+        self.mode: Literal["pass", "drip", "cut", "late", "hang"] = "pass"
+        self.carry = relay(lambda: to.port, self._back)
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            if self.mode == "cut":
+                writer.write(piece[:-3])
+                return
+            if self.mode == "late":
+                await asyncio.sleep(LATE_SECONDS)
+            for begin in range(len(piece)) if self.mode == "drip" else ():
+                writer.write(piece[begin : begin + 1])
+                await asyncio.sleep(0.05)
+            if self.mode in ("pass", "late"):
+                writer.write(piece)
+
+
+class RedisPair:
+    """A primary and its replica at an address that leads to the primary."""
+
+    def __init__(self, directory: Path) -> None:
+        folders = [directory / name for name in ("first", "second")]
+        for folder in folders:
+            folder.mkdir()
+        self.primary, self.replica = (RedisServer(folder) for folder in folders)
+        self._stack = ExitStack()
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.primary)
+        self._stack.enter_context(self.replica)
+        self.url = f"redis://127.0.0.1:{self._stack.enter_context(answering_aside(relay(lambda: self.primary.port)))}"
+        self.follow()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def follow(self) -> None:
+        """Have the replica follow the primary, and wait until it has all."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with self.replica.client as client:
+            client.replicaof("127.0.0.1", self.primary.port)
+            while client.info("replication")["master_link_status"] != "up":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def cut(self) -> None:
+        """Have the replica lose the primary: what that hears from now on, it alone has."""
+        with self.replica.client as client:
+            client.replicaof("127.0.0.1", free_port())
+
+    def fail_over(self) -> None:
+        """Promote the replica, and lead to it. The one that was the primary has been stopped."""
+        with self.replica.client as client:
+            client.replicaof("NO", "ONE")
+        self.primary, self.replica = self.replica, self.primary

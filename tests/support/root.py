@@ -13,6 +13,9 @@ _TOOLS = {
     "cc": "gcc",
     "ip": "iproute2",
     "nft": "nftables",
+    "s3fs": "s3fs",
+    "fusermount3": "fuse3",
+    "git": "git",
 }
 
 _may_use_root = False

@@ -16,6 +16,7 @@ from gateway.edge.prepared import PreparedRequests
 from gateway.edge.receiving import ReceiveThreads
 from gateway.edge.s3_server import ASGIApp, S3Server, TlsFiles
 from gateway.edge.server_state import ServerLimits
+from tests.support.waiting import until
 
 PATIENCE_SECONDS = 60.0
 """How long a test waits for what must come at once: long enough for a busy machine."""
@@ -60,13 +61,6 @@ class Serving:
     async def unread(self) -> None:
         """Wait until there is a connection that nobody reads from."""
         await until(lambda: any(one.flow.read_paused for one in self.protocols()))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that the event loop is about to bring about; TimeoutError when it does not."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
 
 
 class Wire:

@@ -30,10 +30,11 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import OriginUnreachable, S3Error
 from gateway.origin.client import KeyPair, OriginRequest, StreamedBody
 from gateway.s3.error_codes import error_document, s3_error
-from gateway.s3.requests import parse_query, split_path
+from gateway.s3.requests import parse_query
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.strict_chunks import UnsignedChunks
+from tests.support.strict_dialects import S3, StrictDialect
 from tests.support.strict_signatures import empty_payload_hash, verify
 
 ACCESS_KEY_ID = "AKIASTRICTORIGIN"
@@ -100,6 +101,8 @@ class StrictOrigin:
         self.credentials = {ACCESS_KEY_ID: Credentials(ACCESS_KEY_ID, SECRET_ACCESS_KEY)}
         """What the others of them may do say `model.policies`; this one may do everything."""
         self.region = region
+        self.dialects: dict[str, StrictDialect] = {}
+        """By the host of requests, without the bucket before it; others get S3."""
         self.latency_seconds = 0.0
         self.bytes_per_second: float | None = None
         self.accepts_unknown_length = False
@@ -116,6 +119,15 @@ class StrictOrigin:
     @property
     def endpoint_url(self) -> str:
         return f"{'https' if self._tls['ssl_certfile'] else 'http'}://{self._host}:{self._port}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of a gateway's [origin]: where it is, and who may do everything."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "access_key_id": ACCESS_KEY_ID,
+            "secret_access_key": SECRET_ACCESS_KEY,
+        }
 
     def __enter__(self) -> Self:
         self.start()
@@ -232,6 +244,9 @@ class _Exchange:
         self._method: str = scope["method"]
         self._headers = _headers(scope["headers"])
         self._body_is_over = False
+        host = self._headers.get("host", "")
+        self._place = next((one for one in origin.dialects if host == one or host.endswith(f".{one}")), host)
+        self._dialect = origin.dialects.get(self._place, S3)
         self._transport: asyncio.Transport = scope["extensions"]["strict.transport"]
 
     async def run(self) -> None:
@@ -244,7 +259,14 @@ class _Exchange:
             await self._refuse(error)
             return
         try:
-            response = await self._origin.model.send(request)
+            model, dialect = self._origin.model, self._dialect
+            if dialect is S3:
+                response = await model.send(request)
+            else:
+                response = dialect.answered(request, await model.send(dialect.understood(request, model)), model)
+        except S3Error as error:
+            await self._refuse(error)
+            return
         except OriginUnreachable:
             self._reset()
             return
@@ -256,12 +278,14 @@ class _Exchange:
             self._method,
             self._scope["raw_path"],
             self._scope["query_string"],
-            self._scope["headers"],
+            self._dialect.at_front(self._scope["headers"]),
             secrets=self._origin.credentials,
             region=self._origin.region,
             now=self._origin.clock.now(),
+            families=self._dialect.families,
         )
-        bucket, key = split_path(self._scope["raw_path"], None)
+        bucket, key = self._dialect.place(self._headers.get("host", ""), self._place, self._scope["raw_path"])
+        self._dialect.check_headers(self._headers)
         query = parse_query(self._scope["query_string"])
         body = self._body()
         own = KeyPair(key_id, "") if key_id != ACCESS_KEY_ID else None
@@ -276,7 +300,7 @@ class _Exchange:
             raise s3_error("MissingContentLength")
 
     def _body(self) -> bytes | StreamedBody:
-        payload_hash = self._headers.get("x-amz-content-sha256", "")
+        payload_hash = self._headers.get("x-amz-content-sha256") or self._headers.get("x-goog-content-sha256", "")
         if self._method in ("GET", "HEAD", "DELETE"):
             if payload_hash not in (empty_payload_hash(), "UNSIGNED-PAYLOAD"):
                 raise s3_error("XAmzContentSHA256Mismatch")

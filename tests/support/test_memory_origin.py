@@ -247,6 +247,16 @@ def test_part_numbers_of_an_object_can_be_read() -> None:
     assert beyond.status == 416
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_last_part_of_no_bytes_is_read_as_nothing(method: str) -> None:
+    """Not as the whole object."""
+    origin = origin_with()
+    upload(origin, [b"a" * (5 * MEBIBYTE), b""], {}, None)
+    part = asyncio.run(ask(origin, method, "bucket", "big", query=[("partNumber", "2")]))
+    assert (part.status, part.headers["content-length"], part.body) == (206, "0", b"")
+    assert part.headers["x-amz-mp-parts-count"] == "2"
+
+
 @pytest.mark.parametrize(
     ("query", "entries"),
     [

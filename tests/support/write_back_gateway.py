@@ -28,6 +28,7 @@ from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, within
 from tests.support.slots import Slot
+from tests.support.waiting import until
 from tests.support.writeback import key
 
 SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
@@ -111,7 +112,8 @@ class Silent(FlushLogger):
 class Client:
     """An S3 client of a gateway with a write-back buffer."""
 
-    def __init__(self, gateway: GatewayApp) -> None:
+    def __init__(self, gateway: GatewayApp, **of_flush: Any) -> None:
+        """`of_flush`: as in `FlushDependencies`."""
         assert gateway.buffer is not None
         self.gateway, self.origin, self.buffer = gateway, gateway.origin, gateway.buffer
         slots = gateway.app.services.slots
@@ -120,7 +122,8 @@ class Client:
         requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
         publisher = CachePromoter(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
         orders = {slot.name: slot for slot in slots}
-        tools = FlushDependencies(self.buffer.journal, requests, publisher, self._observer, self._clock, orders)
+        observed = (self._observer, self._clock)
+        tools = FlushDependencies(self.buffer.journal, requests, publisher, *observed, orders, **of_flush)
         self.reconciler = _Gated(tools, _Impatient(1))
         self._running: asyncio.Task[None] | None = None
 
@@ -205,32 +208,32 @@ class Client:
     async def flush_one(self, at: ObjectKey) -> None:
         """Until the origin has what is pending under a key."""
         async with self.flushing():
-            await eventually(lambda: self.buffer.look(lambda tx: tx.writes.earliest(at)) is None)
+            await until(lambda: self.buffer.look(lambda tx: tx.writes.earliest(at)) is None)
 
     async def flush_until_conflict(self, name: str) -> None:
         """Until it is known that somebody else has written the key."""
         async with self.flushing(conflicts=True):
-            await eventually(lambda: self.buffer.look(lambda tx: _is_conflict(tx, name)))
+            await until(lambda: self.buffer.look(lambda tx: _is_conflict(tx, name)))
 
     async def find_lost_completions(self) -> None:
         """What the process that flushes finds out some seconds later."""
         async with self.flushing(ahead_seconds=10.0):
-            await eventually(lambda: not self.buffer.look(lambda tx: _are_due(tx, self._clock.now())))
+            await until(lambda: not self.buffer.look(lambda tx: _are_due(tx, self._clock.now())))
 
     async def flush(self) -> None:
         """Until the origin has everything, and this node nothing."""
         async with self.flushing():
-            await eventually(self._is_empty)
+            await until(self._is_empty)
 
     async def flush_objects(self) -> None:
         """Until the origin has every object; uploads may be open."""
         async with self.flushing():
-            await eventually(lambda: self.buffer.look(lambda tx: tx.counts()[0]) == 0)
+            await until(lambda: self.buffer.look(lambda tx: tx.counts()[0]) == 0)
 
     async def flush_startable(self) -> None:
         """Until all that is left are conflicts, and uploads."""
         async with self.flushing(conflicts=True):
-            await eventually(lambda: not self.buffer.look(_are_due))
+            await until(lambda: not self.buffer.look(_are_due))
 
     def _is_empty(self) -> bool:
         """Uploads that may be another writer's do not count: the gateway leaves them alone for half a day."""
@@ -283,12 +286,3 @@ def with_client(
 def with_a_client(slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> Callable[[AsyncTest], Any]:
     """Make a test of an async function that begins with a client; the arguments are those of `with_client`."""
     return within(a_client, slots=slots, **options)
-
-
-async def eventually(reached: Callable[[], bool]) -> None:
-    """Other tasks and threads come to it, within seconds."""
-    for _ in range(2000):
-        if reached():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to it")

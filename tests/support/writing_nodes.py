@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.cluster.earlier_writes import EarlierWrites
 from gateway.cluster.members import Member, View
 from gateway.cluster.peers import Peers
 from gateway.cluster.stores import AskAll, PeerStores
+from gateway.cluster.switched_registry import SwitchedRegistry
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import OriginUnreachable, RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
@@ -27,6 +29,7 @@ from gateway.origin.client import OriginRequest, OriginSettings, StreamedBody
 from gateway.origin.signing import Addressing
 from gateway.policy.registry import KEYS_MAX, KnownKeys, Registry
 from gateway.policy.slots import Slot as AnySlot
+from gateway.writeback.flushing.manifest_files import ManifestFiles
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent
@@ -49,6 +52,7 @@ class SharedRegistry:
     """The registry's state, as a service would have it: key → its pending write's store and number, and its stamp."""
 
     pending: dict[ObjectKey, tuple[str, int]] = field(default_factory=dict)
+    tokens: dict[ObjectKey, str] = field(default_factory=dict)
     stamps: dict[ObjectKey, int] = field(default_factory=dict)
     number: int = 0
     is_away: bool = False
@@ -81,12 +85,15 @@ class MemoryRegistry:
         rows = [(name, self._known(key)) for name, key in named[:KEYS_MAX]]
         return KnownKeys(rows, rows[-1][0] + b"\0" if len(named) > KEYS_MAX else None)
 
+    async def holders(self, bucket: str, start: bytes, stop: bytes) -> Sequence[str]:
+        await self._turn()
+        found = [(key, store) for key, (store, _) in self._shared.pending.items() if key.bucket == bucket]
+        return sorted({store for key, store in found if start <= key.key.encode() < stop} - {self._store})
+
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         await self._turn()
-        known = [self._known(key) for key in keys]
-        if all(one.store is None for one in known):
-            self._shared.stamps |= {key: self._shared.next() for key in keys}
-        return known
+        self._shared.stamps |= {key: self._shared.next() for key in keys}
+        return [self._known(key) for key in keys]
 
     async def end(self, keys: Sequence[ObjectKey]) -> None:
         await self._turn()
@@ -95,14 +102,23 @@ class MemoryRegistry:
     async def claim(self, claim: Claim) -> Known:
         await self._turn()
         known = self._known(claim.key)
-        if known.store is None:
-            self._shared.pending[claim.key] = (self._store, self._shared.next())
-        return known
+        if known.store is not None:
+            return known
+        order = self._shared.next()
+        _, first = self._shared.pending.get(claim.key, ("", order))
+        self._shared.pending[claim.key], self._shared.tokens[claim.key] = (self._store, first), claim.token
+        return replace(known, order=order)
 
     async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
         await self._turn()
 
     async def release(self, claim: Claim) -> None:
+        self.settled(claim)
+
+    def settled(self, claim: Claim) -> None:
+        """As the background process does it, unless a later write has claimed the key."""
+        if self._shared.tokens.get(claim.key) != claim.token:
+            return
         if self._shared.pending.pop(claim.key, None) is not None:
             self._shared.stamps[claim.key] = self._shared.next()
 
@@ -176,12 +192,7 @@ class WritingNodes:
     async def flush(self, number: int) -> None:
         """Until the bucket has all that a node has, and the registry knows."""
         client = self.clients[number]
-        before = [key for key, (store, _) in self.shared.pending.items() if store == client.buffer.node_id]
         await client.flush()
-        services = self.nodes[number].gateway.app.services
-        assert services.cluster_writes is not None
-        for key in before:
-            await services.cluster_writes.registry.release(Claim(key, ""))
 
     def is_pending(self, number: int, key: str) -> bool:
         buffer = self.nodes[number].gateway.buffer
@@ -204,7 +215,7 @@ async def writing_nodes(
     origin.create_bucket(BUCKET)
     slots = slots or [writing_slot()]
     shared, direct = SharedRegistry(), dict[tuple[int, int], DirectPeer]()
-    nodes = list[PeerGateway]()
+    nodes, of_flush = list[PeerGateway](), list[dict[str, Any]]()
     async with AsyncExitStack() as stack:
         for number in range(count):
             opened = peer_gateway(directory / str(number), origin=origin, slots=slots, writeback=writeback, clock=clock)
@@ -220,11 +231,15 @@ async def writing_nodes(
             peers = Peers(connect, [SECRET], clock)
             view = View(members, members[number].address, "", clock)
             stores = PeerStores(peers, partial(_same, view), MEMORY_HOME)
-            registry: Registry = AskAll(stores, _asks) if asks_all else MemoryRegistry(shared, _store(node))
+            memory = MemoryRegistry(shared, _store(node))
+            registry: Registry = AskAll(stores, _asks) if asks_all else memory
             services.cluster_writes = ClusterWrites(registry, stores, services.catalog, services.slots, clock)
+            switched = SwitchedRegistry(memory, AskAll(stores, _asks))
+            earlier = ManifestFiles(EarlierWrites(switched, stores, services.slots))
+            of_flush.append({"settled": memory.settled, "manifests": earlier})
         found = WritingNodes(origin, shared, nodes, direct)
-        for node in nodes if writeback else ():
-            client = Client(node.gateway)
+        for node, more in zip(nodes if writeback else (), of_flush, strict=False):
+            client = Client(node.gateway, **more)
             await stack.enter_async_context(client.running())
             found.clients.append(client)
         yield found

@@ -37,6 +37,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, NOT_SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01", f"00-{TRACE_ID}-{SPAN_ID}-00"
@@ -272,9 +273,7 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
     assert told == ["dropped"] * 500
     tracer.close()
     assert may_go_on.is_set()
-    due = time.monotonic() + 60
-    while time.monotonic() < due and tracer._exporter._exported < tracing.WAITING_MAX:
-        time.sleep(0.01)
+    eventually(lambda: tracer._exporter._exported >= tracing.WAITING_MAX)
     lost = {outcome: counted(metrics.TRACE_SPANS, outcome=outcome) for outcome in ("failed", "dropped")}
     assert lost == {"failed": tracing.WAITING_MAX, "dropped": 500}
 
@@ -485,9 +484,8 @@ def test_a_collector_gets_the_spans_of_a_gateway(collector: Collector) -> None:
     """Those of requests whose answers are prepared, too, and the last ones of a gateway that stops."""
     with StrictOrigin() as origin:
         origin.model.put("bucket", "data/one", os.urandom(10_000))
-        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
         slot = {"name": "data", "prefix": "s3://bucket/data/", "mode": "read-only", "consistency": "immutable"}
-        config: dict[str, Any] = {"origin": {"endpoint_url": origin.endpoint_url, **keys}, "slots": [slot]}
+        config: dict[str, Any] = {"origin": origin.settings, "slots": [slot]}
         traced = {"endpoint_url": collector.url, "sample_ratio": 0.5}
         with GatewayProcess({**config, "tracing": traced}) as gateway:
             s3 = boto3.client(

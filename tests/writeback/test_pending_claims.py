@@ -12,7 +12,7 @@ import pytest
 from gateway.core.clock import Moment
 from gateway.core.model import Claim
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.pending_claims import DAMAGED, PendingClaims
 from tests.support.writeback import key, pending, upload
 
@@ -50,11 +50,27 @@ def test_pages_are_of_what_is_pending_in_the_order_of_acknowledgement(journal: J
     assert all_of(journal, count) == [Claim(key("deleted"), "3.25"), Claim(key("again"), "4.5")]
 
 
-def test_what_is_over_is_told_by_the_key(journal: Journal) -> None:
-    """A claim of an older write of a key that is pending again is not over."""
-    acknowledge(journal, "pending", 1.5)
-    asked = [Claim(key("pending"), "0.5#3"), Claim(key("flushed"), "1.5#4")]
-    assert PendingClaims(journal).over(asked) == asked[1:]
+@pytest.mark.parametrize("count", [1, 100])
+def test_where_a_later_write_waits_for_one_that_is_being_sent_the_claim_is_of_the_later_one(
+    journal: Journal, count: int
+) -> None:
+    """A new run of the registry keeps the first claim of a key: the end of the first write must not settle it."""
+    sent = acknowledge(journal, "key", 1.5)
+    asyncio.run(journal.change(lambda tx: tx.writes.update(replace(sent, state=State.PUBLISHING))))
+    acknowledge(journal, "between", 2.5)
+    acknowledge(journal, "key", 3.5)
+    last = Claim(key("key"), "3.5")
+    assert all_of(journal, count) == [last, Claim(key("between"), "2.5"), last]
+
+
+def test_the_last_pending_write_of_each_key_is_told(journal: Journal) -> None:
+    sent = acknowledge(journal, "pending", 1.5)
+    asyncio.run(journal.change(lambda tx: tx.writes.update(replace(sent, state=State.PUBLISHING))))
+    acknowledge(journal, "pending", 2.5)
+    done = acknowledge(journal, "flushed", 3.5)
+    asyncio.run(journal.change(lambda tx: tx.writes.settle(done.id, done.etag, Moment(10.0))))
+    asked = [key("pending"), key("flushed"), key("never")]
+    assert PendingClaims(journal).last(asked) == {key("pending"): "2.5"}
 
 
 def test_a_damaged_row_is_claimed_all_the_same(journal: Journal) -> None:

@@ -1,1 +1,1 @@
-"""A drill: ten incidents, brought upon real gateways, and what these say of each to whoever has never seen one."""
+"""A drill: twelve incidents, brought upon real gateways, and what these say of each to whoever has never seen one."""

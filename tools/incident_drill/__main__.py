@@ -1,4 +1,4 @@
-"""`python -m tools.incident_drill`: ten incidents on real gateways, and whether what these say leads to the cause.
+"""`python -m tools.incident_drill`: twelve incidents on real gateways, and whether what these say leads to the cause.
 
 Exit code 1 where a sentence is missing that leads to a cause, where an acknowledged byte is, or where an incident did
 not end. The disk that fills up is a file system in memory: root mounts it, and everybody else within a user namespace,

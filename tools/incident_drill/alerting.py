@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.support.ports import free_port
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules.yaml"
 SCALE = 60
@@ -115,7 +116,7 @@ def prometheus(directory: Path) -> Iterator[Alerting | None]:
     (directory / "targets").mkdir(parents=True)
     (directory / "rules.yaml").write_text(scaled(RULES.read_text(encoding="utf-8")), encoding="utf-8")
     (directory / "prometheus.yml").write_text(_CONFIG.format(scrape_seconds=_SCRAPE_SECONDS), encoding="utf-8")
-    port = _free_port()
+    port = free_port()
     options = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={directory / 'data'}"]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -132,12 +133,6 @@ def prometheus(directory: Path) -> Iterator[Alerting | None]:
         alerting.close()
         process.terminate()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

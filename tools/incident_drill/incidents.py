@@ -1,4 +1,4 @@
-"""The ten incidents: how each is brought about, what leads to its cause, and how it ends."""
+"""The incidents: how each is brought about, what leads to its cause, and how it ends."""
 
 from __future__ import annotations
 
@@ -290,6 +290,43 @@ def _conflict(scene: Scene) -> None:
         scene.account.lost.append(f"{keys[1]}: the version that was decided for is gone")
 
 
+# --- several nodes
+
+
+def _node_died(scene: Scene) -> None:
+    scene.begin()
+    (other,) = scene.others
+    other.kill()
+    scene.did("The other node of the cluster is killed, and does not come back")
+    for number in range(1, 6):
+        scene.read(f"data/shard-{number:02}")
+    scene.save("checkpoints/step-1")
+    scene.until("it is known", lambda: scene.members_up() == 1)
+    scene.until_alert("ForebayMemberSilent")
+    scene.look()
+    scene.run("cluster", "status")
+    other.start()
+    scene.until("it is up again", lambda: scene.members_up() == 2)
+    scene.end("It starts again, on its disk")
+
+
+def _redis_away(scene: Scene) -> None:
+    scene.begin()
+    scene.redis.stop()
+    scene.did("Redis ends")
+    scene.until(
+        "a write goes through", lambda: "not absorbed: registry" in scene.save("checkpoints/step-1", tell=False)
+    )
+    _use(scene)
+    scene.until_alert("ForebayRegistryNotBelieved")
+    scene.look()
+    scene.run("cluster", "status")
+    scene.redis.start()
+    scene.until("it is believed", scene.believes_redis)
+    scene.until("writes are absorbed", lambda: scene.is_absorbed("checkpoints/step-2"))
+    scene.end("Redis starts again, empty")
+
+
 # --- disks of their own
 
 
@@ -492,5 +529,36 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(DOCTOR, "2 conflicts", "the cause, and how to list them"),
             Clue(COMMAND, "others have changed the object at the origin", "which objects, and why"),
         ),
+    ),
+    Incident(
+        "node-died",
+        "A node of the cluster dies",
+        "Two nodes read from each other, and find each other in Redis. One is killed.",
+        "runbook.md#forebaymembersilent",
+        _node_died,
+        (
+            Clue(CLIENT, "GET data/shard-05: 200", "no read fails for it"),
+            Clue(ALERTS, "ForebayMemberSilent, warning", "who is on call gets the section of the runbook"),
+            Clue(STATUS, "cluster train: 1 of 2 members up", "that a node is missing"),
+            Clue(DOCTOR, "gpu-1 (10.0.3.18:9002) does not answer", "which one, and why"),
+            Clue(COMMAND, "silent", "which one, and why"),
+        ),
+        stage=lambda _: Stage(others=1),
+    ),
+    Incident(
+        "redis-away",
+        "Redis is away",
+        "Two nodes find each other, and each other's writes, in Redis. It ends, and starts again, empty.",
+        "runbook.md#forebayregistrynotbelieved",
+        _redis_away,
+        (
+            Clue(CLIENT, "not absorbed: registry", "saves go on, at the bucket's speed"),
+            Clue(ALERTS, "ForebayRegistryNotBelieved, warning", "who is on call gets the section of the runbook"),
+            Clue(LOG, "Redis is not believed", "the cause"),
+            Clue(STATUS, "Redis is not believed: ", "the cause"),
+            Clue(DOCTOR, "Redis is not believed: ", "the cause"),
+            Clue(COMMAND, ": not believed: ", "the cause, as the node that is asked knows it"),
+        ),
+        stage=lambda _: Stage(others=1),
     ),
 )

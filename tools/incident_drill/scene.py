@@ -9,9 +9,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import boto3
@@ -20,6 +21,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Hold
+from tests.support.nodes import SECRET
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisServer
 from tests.support.set_clock import SetClock
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tools.incident_drill.alerting import Alert, Alerting
@@ -82,10 +86,15 @@ class Stage:
     origin: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    others: int = 0
+    """So many more nodes, of one cluster with the gateway, which find each other in Redis."""
 
 
 class Scene:
-    """Runs one incident. `did` begins a moment; what is said from then on belongs to it."""
+    """Runs one incident. `did` begins a moment; what is said from then on belongs to it.
+
+    `others` and `redis` are the gateway's cluster.
+    """
 
     def __init__(
         self,
@@ -95,12 +104,19 @@ class Scene:
         origin_clock: SetClock,
         gateway: GatewayProcess,
         alerting: Alerting | None,
+        others: Sequence[GatewayProcess] = (),
+        redis: RedisServer | None = None,
+        shown: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`shown`: as what addresses of this machine are shown."""
         self.account = account
         self.directory = directory
         self.origin = origin
         self.origin_clock = origin_clock
         self.gateway = gateway
+        self.others = others
+        self._redis = redis
+        self._shown = shown
         self._alerting = alerting
         self._environment = _environment()
         self._looks = Looks(self._environment, gateway.config_file)
@@ -211,10 +227,26 @@ class Scene:
 
     # --- what happens, and what is said
 
+    @property
+    def redis(self) -> RedisServer:
+        assert self._redis is not None, "the stage has no others"
+        return self._redis
+
+    def members_up(self) -> int:
+        """How many nodes answer the gateway, itself included."""
+        members = admin(self.gateway.admin_url, "/api/v1/cluster").json()["members"]
+        return sum(one["state"] == "up" for one in members)
+
+    def believes_redis(self) -> bool:
+        return bool(admin(self.gateway.admin_url, "/api/v1/cluster").json()["redis"]["believed"])
+
     def begin(self, *, with_doctor: bool = False) -> None:
         """All is well: something is cached, the bucket is known, a first checkpoint is there. `with_doctor`: what it
         says of this machine even so is not to be taken for the incident's."""
         self.watch()
+        if self.others:
+            self.until("the nodes know each other", lambda: self.members_up() == 1 + len(self.others))
+            self.until("Redis is believed", self.believes_redis)
         self.read("data/shard-00")
         self.until("the first checkpoint is absorbed", lambda: self.is_absorbed("checkpoints/step-0"))
         self.until("it is known what the bucket honours", self._is_bucket_known)
@@ -361,6 +393,9 @@ class Scene:
         line = line.replace(str(self.directory), "/mnt")
         line = re.sub(r"(process_id=|\(process )\d+", r"\1PID", line)
         line = re.sub(r" request_id=\w+", "", line)
+        for address, other in self._shown.items():
+            for form in ("{}:{}", "'{}', {}"):
+                line = line.replace(form.format(*address.split(":")), form.format(*other.split(":")))
         line = line.replace(self.origin.endpoint_url.removeprefix("http://"), "bucket:9090")
         return line.replace(f"'127.0.0.1', {self.origin.endpoint_url.rpartition(':')[2]}", "'bucket', 9090")
 
@@ -369,6 +404,16 @@ def _environment() -> dict[str, str]:
     """For commands: this one's, without what would lead them elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
     return kept | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
+
+
+def _clusters(directory: Path, redis: RedisServer, count: int) -> list[dict[str, Any]]:
+    """The settings by which so many nodes are one cluster."""
+    secret_file = directory / "secret"
+    secret_file.write_text(SECRET)
+    secret_file.chmod(0o600)
+    of_all = {"name": "train", "secret_file": str(secret_file), "redis": redis.url}
+    own = [{"node": f"gpu-{number}", "listen": f"127.0.0.1:{free_port()}"} for number in range(count)]
+    return [{"cluster": {**of_all, **one, "advertise": one["listen"]}} for one in own]
 
 
 @contextmanager
@@ -397,8 +442,22 @@ def staged(account: Account, directory: Path, stage: Stage, alerting: Alerting |
                 },
             ],
         }
-        with GatewayProcess(config, directory=directory / "cache", environment=stage.environment) as gateway:
-            scene = Scene(account, directory, origin, origin_clock, gateway, alerting)
+        with ExitStack() as undo:
+            redis, others, shown = None, list[GatewayProcess](), dict[str, str]()
+            clusters: list[dict[str, Any]] = [{}]
+            if stage.others:
+                (directory / "redis").mkdir()
+                redis = undo.enter_context(RedisServer(directory / "redis"))
+                clusters = _clusters(directory, redis, 1 + stage.others)
+                shown[redis.url.removeprefix("redis://")] = "10.0.3.9:6379"
+                for number, one in enumerate(clusters):
+                    shown[one["cluster"]["listen"]] = f"10.0.3.{17 + number}:9002"
+            for number, cluster in enumerate(clusters[1:], 1):
+                other = GatewayProcess(config | cluster, directory=directory / f"cache-{number}")
+                others.append(undo.enter_context(other))
+            own = GatewayProcess(config | clusters[0], directory=directory / "cache", environment=stage.environment)
+            gateway = undo.enter_context(own)
+            scene = Scene(account, directory, origin, origin_clock, gateway, alerting, others, redis, shown)
             try:
                 yield scene
             finally:

@@ -28,7 +28,7 @@ _HEADS = {
 _PAGE_INTRODUCTION = """\
 # Incident drill
 
-`make drill` brings ten incidents upon real gateways, with a real Prometheus where there is one. It checks that each
+`make drill` brings twelve incidents upon real gateways, with a real Prometheus where there is one. It checks that each
 sentence below is said, that the incident ends, and that the bucket has every object that the job was told to be saved.
 It takes three minutes, and writes what was said word by word to `build/incident-drill.md`. `make test-slow` runs the
 same drill, and fails when a sentence or a byte is missing.
@@ -37,9 +37,9 @@ same drill, and fails when a sentence or a byte is missing.
 _INTRODUCTION = f"""\
 # Transcript of an incident drill
 
-`make drill` wrote this page. It brings ten incidents upon real gateways, asks each of them by every way there is, and
-ends the incident again. The bucket is the tests' own strict S3 server; the job is boto3. Each incident below says what
-happened, which sentences lead from the first sign to the cause, and what was said word by word.
+`make drill` wrote this page. It brings twelve incidents upon real gateways, asks each of them by every way there is,
+and ends the incident again. The bucket is the tests' own strict S3 server; the job is boto3. Each incident below says
+what happened, which sentences lead from the first sign to the cause, and what was said word by word.
 
 - Shown is **what differs from before the incident**: a line of `forebay status` that was there already is left out, and
   so are log lines below a warning. Ports, directories and process ids are replaced.

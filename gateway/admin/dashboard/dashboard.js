@@ -318,7 +318,7 @@ function drawHealth(status) {
   const gateway = status.gateway;
   if (!gateway) return show("health", pill("starting", "warn"));
   const workers = gateway.processes.filter((one) => one.name.startsWith("worker")), up = workers.filter((one) => one.ready).length;
-  const origins = [status.origin, ...status.origin.differing], bad = origins.find((one) => one.problem);
+  const origins = [status.origin, ...status.origin.differing], bad = origins.find((one) => one.problem && one.replica == null);
   const disk = status.cache.disk;
   return show("health",
     pill(gateway.draining ? "draining" : gateway.ready ? "ready" : "not ready", gateway.ready ? "good" : "bad"),
@@ -443,7 +443,7 @@ function drawGateway({ status, host }, now) {
   const gateway = status.gateway, disk = status.cache.disk, scrub = status.cache.scrub;
   if (!gateway) return show("gateway", empty("The gateway is starting."));
   const facts = [["host", host], ["S3", gateway.s3_url], ["running for", ago(gateway.started_at, now)], ["origin", `${status.origin.endpoint_url} (${status.origin.problem ?? "reachable"})`],
-    ...status.origin.differing.map((one) => [one.prefix, `${one.endpoint_url}, signed by ${one.credentials} (${one.problem ?? "reachable"})`]),
+    ...status.origin.differing.map((one) => [`${one.prefix}${one.replica == null ? "" : " (replica)"}`, `${one.endpoint_url}, signed by ${one.credentials} (${one.problem ?? "reachable"})`]),
     ["cache", `${status.cache.directory}, ${bytes(status.cache.usage_bytes)} of ${bytes(status.cache.capacity_bytes)} in use`], ["disk", disk.state],
     scrub ? ["scrubber", `${percent(scrub.part_done)} of its pass, ${counted(scrub.dropped_blocks, "block")} dropped`] : null, gateway.settings_problem ? ["settings", `not in force: ${gateway.settings_problem}`] : null, gateway.closed ? ["no cache", gateway.closed] : null].filter(Boolean);
   return show("gateway", h("dl", { class: "facts" }, facts.map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),

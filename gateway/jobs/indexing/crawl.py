@@ -46,7 +46,8 @@ class IndexStatus:
     and those that it need not list, being known from one that was broken off; `pages` are what it asked for, and
     `keys_before` the keys of the last crawl that came to its end: about what there is to list. `changed` counts what
     crawls have found changed or gone since the gateway started, `crawls` those that came to their end. `inventory` is
-    where to begin from, and `inventory_error` why that could not be done.
+    where to begin from, and `inventory_error` why that could not be done. `refreshing`: a refresh that was asked for is
+    not over.
     """
 
     slot: str
@@ -67,6 +68,7 @@ class IndexStatus:
     error: str | None = None
     inventory: str | None = None
     inventory_error: str | None = None
+    refreshing: bool = False
 
     def document(self, now: float) -> to.Index:
         """Return the answer of the admin port; `now` is in seconds since 1970."""

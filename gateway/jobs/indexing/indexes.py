@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import lmdb
 import structlog
@@ -23,9 +23,10 @@ from gateway.jobs.indexing.inventory import InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.entries import ObservedAt
-from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of
+from gateway.metadata.listing.pages import prefix_end
+from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of, without
 from gateway.metadata.listing.store import UNKNOWN_BOOT
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.telemetry import metrics
 
 LOOK_SECONDS = 5.0
@@ -76,6 +77,10 @@ class SlotIndex:
         self._plan = plan
         self._parts = ranges_of(dependencies.slots, slot.prefix, indexed)
         self._bound = _bound(dependencies, slot)
+        self._asked: Sequence[KeyRange] = ()
+        """Ranges to list anew, however young they are."""
+
+        self._is_asked = asyncio.Event()
         self._split_points: Sequence[bytes] = ()
         self._has_begun = False
         self._failures = 0
@@ -91,6 +96,24 @@ class SlotIndex:
     def _aim(self) -> object:
         return self._slot.prefix, self._plan, self._parts, self._bound
 
+    @property
+    def bucket(self) -> str:
+        return self._slot.prefix.bucket
+
+    def parts_in(self, wanted: KeyRange) -> list[KeyRange]:
+        """Return what the index keeps of a range."""
+        return [
+            KeyRange(max(part.start, wanted.start), min(part.stop, wanted.stop))
+            for part in self._parts
+            if part.start < wanted.stop and wanted.start < part.stop
+        ]
+
+    def refresh(self, parts: Sequence[KeyRange]) -> None:
+        """List these parts anew at once, or after the crawl under way; until then `progress.refreshing` is true."""
+        self._asked = [*self._asked, *parts]
+        self.progress.refreshing = True
+        self._is_asked.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
@@ -99,19 +122,34 @@ class SlotIndex:
                 self._failures = 0
             except ForebayError as error:
                 rest_seconds = self._failed(error)
-            await self._dependencies.clock.sleep(rest_seconds)
+                self._is_asked.clear()
+            await self._rest(rest_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait until so much time is over, or a refresh is asked for."""
+        waits = [asyncio.ensure_future(one) for one in (self._dependencies.clock.sleep(seconds), self._is_asked.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(waits)
 
     async def _keep(self) -> float:
         """Crawl what is due, and give the seconds until the next look."""
+        self._is_asked.clear()
+        asked = tuple(self._asked)
         look = await asyncio.to_thread(self._look)
-        if self._is_due(look):
+        if asked or self._is_due(look):
             self._stand(look)
             await self._begin()
             look = await asyncio.to_thread(self._look)
             started = self._dependencies.clock.monotonic()
             done = look.within(lambda learned: self._is_done(learned, look.now, _DONE_PART))
+            for part in asked:
+                done = without(done, part.start, part.stop)
             await self._crawl(gaps(self._parts, done), look)
             took_seconds = self._dependencies.clock.monotonic() - started
+            self._asked = self._asked[len(asked) :]
+            self.progress.refreshing = bool(self._asked)
             self._warn_if_slow(took_seconds)
             look = await asyncio.to_thread(self._look)
             self._note(look)
@@ -269,6 +307,30 @@ class Indexes:
     def documents(self) -> list[to.Index]:
         return [index.progress.document(self._dependencies.clock.now()) for index, _ in self._kept]
 
+    def refresh(self, prefix: Prefix) -> tuple[list[str], bool]:
+        """List anew at once what indexes keep under a prefix.
+
+        Return the names of their slots, and whether they are complete and keep all that is listed under it from here.
+        """
+        start = prefix.key_prefix.encode()
+        wanted, kept = KeyRange(start, prefix_end(start)), list[KeyRange]()
+        slots, is_complete = list[str](), True
+        for index, _ in self._kept:
+            parts = index.parts_in(wanted) if index.bucket == prefix.bucket else []
+            if parts:
+                is_complete &= index.progress.complete
+                slots.append(index.progress.slot)
+                kept += parts
+                index.refresh(parts)
+        return slots, is_complete and not gaps(self._remembered(prefix), sorted(kept))
+
+    def _remembered(self, prefix: Prefix) -> list[KeyRange]:
+        """Return the ranges under a prefix whose objects are remembered."""
+        slots, key_prefix = self._dependencies.slots, prefix.key_prefix
+        listed = [one.prefix for one in slots.under(prefix.bucket, key_prefix) if one.consistency in LISTED]
+        inner = [one if one.bucket and len(one.key_prefix) > len(key_prefix) else prefix for one in listed]
+        return [part for one in inner for part in ranges_of(slots, one, ())]
+
     async def close(self) -> None:
         """Break off the crawls."""
         await _end([task for _, task in self._kept])
@@ -295,7 +357,7 @@ class Indexes:
             raise
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

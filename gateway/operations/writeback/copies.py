@@ -22,6 +22,7 @@ from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
 from gateway.operations.other_nodes import Claimed
 from gateway.operations.payload import receive_payload
+from gateway.operations.writeback.key_check import check_place
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
     check_not_in_use,
@@ -119,6 +120,7 @@ def _source_here(context: RequestContext) -> Write | None:
 
 async def _copied(context: RequestContext, source: Write, leave: Callable[[], Awaitable[Response]]) -> Response:
     """Acknowledge a copy that shares its source's files."""
+    await check_place(context)
     await receive_payload(context)
     spec, now = _spec_of_copy(context, source), context.services.clock.now()
     expected, claim = ExpectedVersion.unknown(context.services.clock), Claimed()
@@ -172,6 +174,7 @@ async def _shared(
         checksums=source.checksums,
         acknowledged_at=now,
         is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
+        order=claim.order,
     )
     async with claim:
         return copy if await context.buffer.acknowledge_sharing(copy) else None

@@ -26,6 +26,7 @@ from gateway.operations.context import Answer, CacheLabel, RequestContext, Respo
 from gateway.operations.payload import announced_bytes
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions
 from gateway.origin.client import OriginRequest, Purpose
+from gateway.policy.slots import Slot
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import NO_HEADERS, etag_matches, multipart_etag, unquote, without
 from gateway.s3.requests import Operation, parse_copy_source
@@ -52,7 +53,7 @@ from gateway.writeback.flushing.state import LookedFor, WriteRefused
 from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.records import State, Write
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.order import is_marker, key_prefix_before
+from gateway.writeback.order import is_marker, key_prefix_before, root_of
 
 PATIENCE_SECONDS = 20.0
 """Clients give up after some 60 seconds; a 503 before that makes them try again."""
@@ -122,7 +123,14 @@ class FlushWait:
             if prefix is not None and prefix not in self._waited:
                 await self.for_prefix(key.bucket, prefix)
                 self._waited.append(prefix)
+            await self._for_other_nodes(key, slot)
         await self.for_keys([key])
+
+    async def _for_other_nodes(self, key: ObjectKey, slot: Slot) -> None:
+        """Wait for what other nodes have pending, if the write comes last over all nodes."""
+        writes, is_conditional = self._context.cluster_writes, has_conditions(self._context.request.headers)
+        if writes is not None and writes.asks(slot) and (is_conditional or is_marker(key.key, slot.markers)):
+            await writes.earlier_flushed(key, root_of(key.key))
 
     async def for_files(self, content: bytes | None) -> None:
         """Wait for everything that a manifest names under the request's key, whichever node writes it.

@@ -21,6 +21,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.other_nodes import Claimed, claimed
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Payload, receive_payload
+from gateway.operations.writeback.key_check import check_place
 from gateway.operations.writeback.parts import acknowledged, room_for_body, stage_body
 from gateway.operations.writeback.past_the_buffer import (
     CONTENT_BYTES_MAX,
@@ -62,6 +63,7 @@ key, and checkpoints must be absorbed soon after the key is renewed."""
 async def buffer_put(context: RequestContext) -> Response:
     """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
     headers = context.request.headers
+    await check_place(context)
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
     reason = reason or why_of_cluster(context)
     refuse_unless_kept_here(context, reason)
@@ -111,7 +113,7 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
     is_etag_local = not is_foretold(capabilities, of_parts=False)
     write = _write(context, part, expected, question.nothing.asked_at, is_etag_local=is_etag_local)
     async with claim:
-        await context.buffer.acknowledge(write)
+        await context.buffer.acknowledge(replace(write, order=claim.order))
     return acknowledged(part)
 
 

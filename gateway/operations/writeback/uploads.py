@@ -30,6 +30,7 @@ from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
 from gateway.operations.pending_versions import type_of_checksums
 from gateway.operations.visibility import changed_by, with_invalidation
+from gateway.operations.writeback.key_check import check_place
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
     check_owner,
@@ -128,6 +129,7 @@ async def buffer_create(context: RequestContext) -> Response:
     """Begin an upload at the origin and here. Refuse checksum headers that S3 would refuse: no part could be taken."""
     headers = context.request.headers
     check_stored(headers)
+    await check_place(context)
     upload_checksum_type(headers.get("x-amz-checksum-algorithm"), headers.get("x-amz-checksum-type"))
     why_of_the_key = why_of_key(context.object_key.key)
     if context.slot.write == "scratch":
@@ -326,7 +328,7 @@ async def buffer_complete(context: RequestContext) -> Response:
         await goes_through_unseen(context, refusal)
         return await _left_to_the_origin(context, made)
     async with claim:
-        completed = await context.buffer.complete(replace(made, acknowledged_at=now))
+        completed = await context.buffer.complete(replace(made, acknowledged_at=now, order=claim.order))
     if completed is None:
         await claim.release()
     if completed is None and context.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:

@@ -24,7 +24,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from gateway.core import cancellation
 from gateway.core.errors import ConfigError, OriginBusy, OriginUnreachable
 from gateway.disk.pem import PemFile
-from gateway.origin.client import Direction, OriginSettings
+from gateway.origin.client import Direction, OriginSettings, turn_seconds
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
 from gateway.origin.http1_client.short_answer import HEAD_BYTES, KeptBuffers, ShortAnswer
@@ -105,7 +105,7 @@ class ConnectionShares:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(claim, deque()).append(turn)
         try:
-            async with asyncio.timeout(self._wait_seconds_max):
+            async with asyncio.timeout(turn_seconds(self._wait_seconds_max)):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
@@ -113,7 +113,7 @@ class ConnectionShares:
             else:
                 self._forget(claim, turn)
             if isinstance(error, TimeoutError):
-                raise OriginBusy(f"no connection to the origin was free for {self._wait_seconds_max:g} s") from None
+                raise OriginBusy("no connection to the origin was free in time") from None
             raise
 
     def release(self, claim: Claim) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gateway.api import documents as to
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_parts import OBJECTS_TOLD_MAX, Part, part_of
 from gateway.writeback.admin.queries import PendingQueries, looked
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
 from gateway.writeback.checkpoints.state import CheckpointState, ObjectFacts, UploadFacts, checkpoint_document
@@ -83,6 +84,27 @@ class CheckpointQueries(PendingQueries):
         found = self._all(f"SELECT {_COLUMNS} FROM checkpoints {condition}", *values, after[0], text(after[1]), count)
         following = (found[-1][1], decoded(found[-1][2])) if len(found) == count else None
         return [one for one in self._made(found, now) if not states or one.document.state in states], following
+
+    @looked
+    def parts(
+        self, prefix: Prefix, after: tuple[str, str], count: int
+    ) -> tuple[Sequence[tuple[int, Part]], tuple[str, str] | None]:
+        """Return this node's parts of checkpoints behind `after`, with their ids, and the next page's place."""
+        within, values = _within(prefix)
+        condition = f"WHERE {within} AND (bucket, prefix) > (?, ?) ORDER BY bucket, prefix LIMIT ?"
+        rows = self._all(f"SELECT {_COLUMNS} FROM checkpoints {condition}", *values, after[0], text(after[1]), count)
+        found, told = list[tuple[int, Part]](), 0
+        for row in rows:
+            checkpoint_id, bucket, name, run, slot, step, layout, began_at, _, save_order = row
+            objects, uploads = self._object_facts(checkpoint_id), self._uploads_of(bucket, name)
+            if found and told + len(objects) > OBJECTS_TOLD_MAX:
+                return found, found[-1][1].place
+            told += len(objects)
+            if objects or uploads:
+                before = self._ranks_before(bucket, run, save_order)
+                made = CheckpointName(bucket, decoded(name), step, layout)
+                found.append((checkpoint_id, part_of(made, slot, began_at, objects, uploads, before)))
+        return found, (rows[-1][1], decoded(rows[-1][2])) if len(rows) == count else None
 
     @looked
     def ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:

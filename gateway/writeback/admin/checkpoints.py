@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from gateway.api import documents as to
@@ -12,15 +13,20 @@ from gateway.core.model import ObjectKey
 from gateway.core.progress_rate import ProgressRate
 from gateway.policy.slots import Prefix
 from gateway.telemetry import metrics
+from gateway.writeback.admin.checkpoint_parts import Part, PartsPage
+from gateway.writeback.admin.checkpoint_parts import Reads as TextReads
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.queries import LOOK_SHARE, from_token, look_repeatedly, to_token
 from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
-from gateway.writeback.checkpoints.state import CheckpointState, restore_of
+from gateway.writeback.checkpoints.state import CheckpointState, ObjectFacts, restore_of
 
 LOOK_SECONDS = 10.0
 
 RATE_SECONDS = 60.0
 """Flush progress older than this does not count for the rate."""
+
+FILES_TOLD_MAX = 10_000
+"""Files whose passes one answer to another node has."""
 
 PAGE_BYTES = 2**20
 """A page ends with the checkpoint that brings it to this size."""
@@ -29,6 +35,16 @@ Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 """Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)
+
+
+def check_states(states: Iterable[str]) -> frozenset[str]:
+    """Return the states; ValueError if there is no such state."""
+    asked = frozenset(states)
+    unknown = sorted(asked - set(STATES))
+    if unknown:
+        known = ", ".join(STATES)
+        raise ValueError(f"state must be one of {known}, or several with commas: {unknown[0]!r} is none")
+    return asked
 
 
 class CheckpointsReport:
@@ -47,10 +63,7 @@ class CheckpointsReport:
 
     async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.CheckpointsDocument:
         """Return a page in the order of bucket and prefix. ValueError for an unknown state or a bad token."""
-        unknown = sorted(set(states) - set(STATES))
-        if unknown:
-            known = ", ".join(STATES)
-            raise ValueError(f"state must be one of {known}, or several with commas: {unknown[0]!r} is none")
+        states = check_states(states)
         bucket, last = from_token(after, str, str) if after else ("", "")
         await self._see()
         now = self._clock.now()
@@ -68,6 +81,27 @@ class CheckpointsReport:
             next=to_token(*following) if following is not None else None,
             ungrouped=None if found or after or states else await self._queries.ungrouped(prefix),
         )
+
+    async def parts(self, prefix: Prefix, after: str, count: int) -> PartsPage:
+        """Return a page of this node's parts of checkpoints; `after` as in `page`."""
+        bucket, last = from_token(after, str, str) if after else ("", "")
+        await self._see()
+        found, following = await self._queries.parts(prefix, (bucket, last), count)
+        parts = [one.model_copy(update={"seconds_left": self._seconds_left(number, one)}) for number, one in found]
+        return PartsPage(now=self._clock.now(), parts=tuple(parts), following=following)
+
+    def _seconds_left(self, checkpoint_id: int, part: Part) -> float | None:
+        left = [ObjectFacts(*columns) for columns in part.objects]
+        left_bytes = sum(one.size_bytes - one.sent_bytes for one in left if not one.is_durable and not one.is_local)
+        rate = self._rates.get(checkpoint_id)
+        return rate.seconds_left(left_bytes) if rate is not None and left_bytes > 0 else None
+
+    async def reads_of(self, bucket: str, prefixes: Sequence[str]) -> TextReads:
+        """Return the passes of the files of checkpoints, as other nodes are told of them."""
+        read = await asyncio.to_thread(self.reads)
+        ids = [checkpoint_id(bucket, prefix) for prefix in prefixes]
+        found = {file.hex(): tuple(map(tuple, passes)) for one in ids for file, passes in read.get(one, {}).items()}
+        return dict(islice(found.items(), FILES_TOLD_MAX))
 
     async def _completed(self, row: CheckpointRow, read: Reads, now: float) -> to.Checkpoint:
         """Return a checkpoint with what the journal does not tell."""

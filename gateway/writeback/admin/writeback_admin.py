@@ -14,22 +14,17 @@ from gateway.core.clock import Moment
 from gateway.core.errors import NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_parts import PartsPage, Reads
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
-from gateway.writeback.admin.checkpoints import CheckpointsReport
-from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
+from gateway.writeback.admin.flush_report import FlushReport, flush_progress
+from gateway.writeback.admin.queries import Pending, from_token, to_token
 from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
-from gateway.writeback.flushing.requests import first_key
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
 from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
-from gateway.writeback.journal.rows import keys_under, text
-from gateway.writeback.journal.transaction import JournalTransaction
 
 _log = structlog.get_logger("forebay.writeback")
-
-PROBLEMS_SHOWN = 20
-"""The most problems that a flush shows; a listing has them all."""
 
 REMEMBERED_SECONDS = 2.0
 """Seconds for which the figures of all slots are reused: they cost a look at every row."""
@@ -49,20 +44,16 @@ class Decision(Enum):
     """Give up a write that does not reach the origin and is no conflict: damaged, or refused by it for ever."""
 
 
-class WritebackAdmin:
+class WritebackAdmin(FlushReport):
     """Actions on one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
     def __init__(
         self, queries: CheckpointQueries, tools: FlushDependencies, reconciler: Reconciler, buffers: Mapping[str, int]
     ) -> None:
         """`buffers` maps the slots that write back to their buffer sizes in bytes; it may change."""
-        self._queries = queries
-        self._journal = tools.journal
-        self._reconciler = reconciler
+        super().__init__(queries, tools.journal, tools.requests.origin, tools.clock, reconciler)
         self._tools = tools
         self._buffers = buffers
-        self._clock = tools.clock
-        self.report = CheckpointsReport(queries, tools.clock)
         self._summary: tuple[float, to.Writeback] | None = None
 
     async def summary(self) -> to.Writeback:
@@ -94,64 +85,6 @@ class WritebackAdmin:
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(found[-1].bucket, found[-1].key, found[-1].upload_id) if len(found) == count else None
         return to.OpenUploadsDocument(uploads=found, next=following)
-
-    async def checkpoints(
-        self, prefix: Prefix, after: str, count: int, states: Collection[str]
-    ) -> to.CheckpointsDocument:
-        """Return a page of the checkpoints under a prefix, in any of `states` (empty: all)."""
-        return await self.report.page(prefix, after, count, states)
-
-    async def flush(self, prefix: Prefix) -> to.FlushProgress:
-        """Try writes under a prefix (a name covers only itself) at once, before others; return how much is pending."""
-        through = self._journal.read(lambda tx: tx.writes.newest())
-        scope = await self._meant(prefix)
-        begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
-        if scope.key_prefix:
-            await self._raise_priority(scope)
-        await self._try_now(scope)
-        return begun
-
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
-        """Return what is pending of writes up to sequence `through`. `is_name`: only this object or directory."""
-        scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
-        stats = await self._queries.flush(scope, through)
-        problems = await self._queries.worst(scope, through, PROBLEMS_SHOWN)
-        attempts, awaiting = self._reconciler.attempts(scope), self._awaiting(scope)
-        return _flush_progress(scope, through, stats, problems, attempts, awaiting, self._journal.problem)
-
-    async def _meant(self, prefix: Prefix) -> Prefix:
-        if not may_be_name(prefix):
-            return prefix
-        if self._journal.read(lambda tx: tx.writes.has_any(prefix.bucket, prefix.key_prefix)):
-            return name_of(prefix)
-        under = keys_under(prefix.key_prefix)
-        if not self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1)):
-            return prefix
-        is_object = await self._first_key(prefix.bucket, prefix.key_prefix) == prefix.key_prefix
-        if is_object or await self._first_key(prefix.bucket, f"{prefix.key_prefix}/") is not None:
-            return name_of(prefix)
-        return prefix
-
-    async def _first_key(self, bucket: str, prefix: str) -> str | None:
-        """Return the first key with a prefix; None also if the origin does not say."""
-        found = await first_key(self._tools.requests.origin, bucket, prefix)
-        return found if isinstance(found, str) else None
-
-    async def _raise_priority(self, scope: Prefix) -> None:
-        now, ranges = self._clock.now(), [keys_under(scope.key_prefix)]
-        if isinstance(scope, Name):
-            start = text(scope.key_prefix)
-            ranges = [(start, start + b"\0"), (start + b"/", start + b"0")]
-
-        def of_scope(tx: JournalTransaction) -> None:
-            for first, stop in ranges:
-                tx.local.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
-                tx.turns.raise_priority(scope.bucket, first, stop, now)
-
-        await self._journal.change(of_scope)
-
-    def _awaiting(self, scope: Prefix) -> Mapping[int, int]:
-        return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
     async def versions(self, key: ObjectKey) -> to.Versions:
         """Return a key's first pending write and the origin's version. Raises NothingPending, OriginUnreachable."""
@@ -251,11 +184,6 @@ class WritebackAdmin:
             return await self._journal.change(lambda tx: tx.writes.discard(write_id, now, only_conflict=False))
         return await self._journal.change(lambda tx: tx.uploads.abort(upload_id, now))
 
-    async def _try_now(self, prefix: Prefix) -> None:
-        now, awaiting = self._clock.now(), self._awaiting(prefix)
-        await self._journal.change(lambda tx: tx.turns.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
-        self._reconciler.prioritise(prefix)
-
 
 def _gone(pending: Pending) -> Write:
     """Return a stand-in for the write, enough to ask the origin about its key."""
@@ -297,30 +225,6 @@ def _summary(
     )
 
 
-def _flush_progress(
-    scope: Prefix,
-    through: int,
-    sums: to.FlushSums,
-    problems: list[to.PendingObject],
-    attempts: Attempts,
-    awaiting: Mapping[int, int],
-    journal_problem: str | None,
-) -> to.FlushProgress:
-    """`awaiting` maps ids of waiting manifests to their numbers of missing files."""
-    return to.FlushProgress(
-        prefix=str(scope),
-        is_name=isinstance(scope, Name),
-        awaiting_files=len(awaiting),
-        files_missing=sum(awaiting.values()),
-        through=through,
-        **dict(sums),
-        longest_attempt_seconds=attempts.longest_seconds,
-        origin_away=attempts.is_away,
-        journal_problem=journal_problem,
-        problems=problems,
-    )
-
-
 class NoWriteback:
     """The actions without a buffer: nothing is pending."""
 
@@ -346,7 +250,7 @@ class NoWriteback:
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
         nothing = dict.fromkeys(to.FlushSums.model_fields, 0) | {"oldest_acknowledged_at": None}
-        return _flush_progress(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {}, None)
+        return flush_progress(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {}, None)
 
     async def versions(self, key: ObjectKey) -> to.Versions:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
@@ -356,3 +260,9 @@ class NoWriteback:
 
     async def abort(self, upload_ids: Sequence[str]) -> to.AbortedDocument:
         return to.AbortedDocument(aborted=[], not_open=list(upload_ids))
+
+    async def parts(self, prefix: Prefix, after: str, count: int) -> PartsPage:
+        return PartsPage(now=0.0)
+
+    async def reads_of(self, bucket: str, prefixes: Sequence[str]) -> Reads:
+        return {}

@@ -166,6 +166,7 @@ def checkpoint_document(
         kept_reason=None,
         missing=missing,
         restore=None,
+        nodes=[],
         reason=next((one.reason for one in left if one.reason is not None), None),
     )
 

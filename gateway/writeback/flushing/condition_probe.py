@@ -43,6 +43,8 @@ _NO_ETAG = '"00000000000000000000000000000000"'
 _FAILING: Sequence[Mapping[str, str]] = ({"if-none-match": "*"}, {"if-match": _NO_ETAG})
 """Conditions that an existing object does not meet."""
 
+_CREATING = frozenset({Honoured.YES, Honoured.CREATES})
+
 _PART = b"-"
 
 A = TypeVar("A")
@@ -237,10 +239,14 @@ class Probe:
             return Conditions(learned_at=now)
         complete = await self._complete()
         delete = await self._found("DELETE", [{"if-match": _NO_ETAG}, None])
-        if put is Honoured.YES:
+        if put in _CREATING or complete is Honoured.CREATES:
             if delete is not Honoured.YES:  # else the object is gone
                 await self._ask("DELETE")
-            put = (await self._ask("PUT", headers={"if-none-match": "*"})).honoured(holds=True)
+            if complete is Honoured.CREATES:
+                complete = _if_so(complete, await self._ask("POST", *self._completion({"if-none-match": "*"})))
+                await self._ask("DELETE")
+            if put in _CREATING:
+                put = _if_so(put, await self._ask("PUT", headers={"if-none-match": "*"}))
         return Conditions(put, complete, delete, now)
 
     async def _put(self) -> Honoured | None:
@@ -257,14 +263,17 @@ class Probe:
     ) -> Honoured:
         """Return how the origin treats a request under each of these conditions; None: If-Match with the present ETag.
 
-        Stop at the first that is not honoured: a kind of request honours all, or counts as if none.
+        Stop at the first that is not honoured: a kind of request honours all, or counts as if none. One that refuses
+        only If-Match, and so has done nothing yet, may be asked for CREATES.
         """
+        creates = False
         for one in conditions:
             condition = {"if-match": self._etag} if one is None else one
             answer = await self._ask(method, query, {**(headers or {}), **condition}, body)
             found = answer.honoured(holds=one is None)
             if found is not Honoured.YES:
-                return found
+                return Honoured.CREATES if creates and found is Honoured.REFUSED else found
+            creates = condition == {"if-none-match": "*"} or creates
         return Honoured.YES
 
     async def _begin(self) -> None:
@@ -277,10 +286,15 @@ class Probe:
     async def _complete(self) -> Honoured:
         if self._upload_id is None or not self._has_part:
             return Honoured.UNKNOWN
+        return await self._found("POST", [*_FAILING, None], *self._completion({}))
+
+    def _completion(
+        self, condition: Mapping[str, str]
+    ) -> tuple[Sequence[tuple[str, str | None]], Mapping[str, str], bytes]:
+        """Return query, headers and body of the Complete."""
         etag = f'"{hashlib.md5(_PART, usedforsecurity=False).hexdigest()}"'
         document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
-        xml = {"content-type": "application/xml"}
-        return await self._found("POST", [*_FAILING, None], [("uploadId", self._upload_id)], xml, document)
+        return [("uploadId", self._upload_id)], {"content-type": "application/xml", **condition}, document
 
     async def _abort(self) -> None:
         if self._upload_id is not None:
@@ -326,6 +340,12 @@ class Probe:
         if status == 200 and code is None and not (method == "PUT" and query):  # that would be a part's
             self._etag = made or self._etag
         return _ProbeAnswer(status, code, answer)
+
+
+def _if_so(honoured: Honoured, answer: _ProbeAnswer) -> Honoured:
+    """Return `honoured` if this answer to a request under a condition that holds agrees."""
+    found = answer.honoured(holds=True)
+    return honoured if found is Honoured.YES else found
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:

@@ -107,8 +107,10 @@ class FlushLogger:
         message = "a manifest's file names cannot be read: it goes to the origin in the order of arrival"
         self._manifests.log("warning", message, str(write.key), write.spec.slot, reason=reason)
 
-    def awaits_files(self, write: Write, reason: str) -> None:
+    def awaits_files(self, write: Write, reason: str, *, of_others: bool = False) -> None:
         message = "a manifest waits here until the origin has the files that it names"
+        if of_others:
+            message = "a marker waits here until the origin has what other nodes have acknowledged before it"
         self._manifests.log("info", message, str(write.key), write.spec.slot, reason=reason)
 
     def expired(self, write: Write, reason: str) -> None:

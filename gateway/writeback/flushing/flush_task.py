@@ -36,6 +36,7 @@ from gateway.writeback.flushing.state import (
     Forget,
     Instruction,
     JournalNote,
+    LookedFor,
     Lost,
     MarkConflict,
     OriginReply,
@@ -210,12 +211,21 @@ class FlushTask:
             case Ask.FIND:
                 return await self._requests.find(write)
             case Ask.LOOK_FOR_FILES:
-                manifests = self._dependencies.manifests
-                return await manifests.look(write, self._requests, self._journal, self._clock, self._dependencies.log)
+                return await self._look_for_files(write)
             case Ask.SEEK:
                 return await self._seek(write)
             case Ask.ABORT:
                 return await self._requests.abort(write)
+
+    async def _look_for_files(self, write: Write) -> Event:
+        manifests = self._dependencies.manifests
+        if self._progress.awaits_others:
+            earlier = await manifests.earlier(write, self._journal, hurries=self.is_hurried)
+            if earlier is not None:
+                return earlier
+        if not self._progress.names_files:
+            return LookedFor()
+        return await manifests.look(write, self._requests, self._journal, self._clock, self._dependencies.log)
 
     async def _begin(self, write: Write) -> Event:
         async with in_doubt(self._journal, write.key, write.spec.slot, self._clock) as question:

@@ -5,6 +5,8 @@
 Findings are remembered while the manifest waits, so that each look asks little: first about a few of the missing files,
 and about the others only once these have come. Files that this node acknowledged later, and sends behind the manifest,
 are not waited for.
+
+In a cluster a marker also waits for what other nodes have acknowledged before it (`OtherNodes`).
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from contextlib import nullcontext, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from gateway.core.clock import Clock
+from gateway.core.errors import RegistryAway
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
 from gateway.origin.client import Origin, OriginRequest, Purpose
@@ -24,6 +28,7 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.requests import Requests, answered, first_key, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
+from gateway.writeback.order import root_of
 from gateway.writeback.staged_file import BufferThreads
 
 if TYPE_CHECKING:
@@ -56,6 +61,12 @@ SMALL_BYTES = 8 * 1024
 LONG_BYTES = 1024**2
 """Manifests beyond this size are read one at a time."""
 
+NAMES_ASKED_MAX = 999
+"""Missing files about which other nodes are asked at a time."""
+
+BEHIND_ALL_WRITES = 2**62
+"""An order behind that of all writes."""
+
 Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
 
@@ -78,6 +89,10 @@ class FilePresence:
         """Looks that came to their end."""
         self.missing_count = 0
         """The missing files by the last of them."""
+
+    def missing(self, count_max: int) -> Sequence[str]:
+        """Return the first missing files."""
+        return list(islice((one for one in self._missing if not one.endswith("/")), count_max))
 
     async def look(self, ignored: Callable[[str], bool] = lambda _: False) -> LookedFor | WriteRefused | Lost:
         """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
@@ -157,6 +172,27 @@ async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> 
     return await threads.run(named_files, key, content)
 
 
+class OtherNodes(Protocol):
+    """The other nodes' pending writes (gateway/cluster/earlier_writes.py)."""
+
+    async def earlier(self, marker: ObjectKey, prefix: str, order: int, *, hurries: bool) -> tuple[int, str] | None:
+        """Return how many writes under a prefix come before a marker's order, and why it waits; None: none does.
+
+        `hurries`: a request waits for the marker, so these are to be flushed before others.
+        """
+
+    async def behind(self, marker: ObjectKey, order: int, names: Sequence[str]) -> frozenset[str]:
+        """Return which of NAMES_ASKED_MAX keys at most have writes that wait for this marker. RegistryAway."""
+
+
+class _Held(NamedTuple):
+    """A marker that waits for writes of other nodes, by as many looks."""
+
+    key: ObjectKey
+    writes: int
+    looks: int
+
+
 class _Manifest(NamedTuple):
     """A manifest that was read. `presence` None: it is not understood."""
 
@@ -166,12 +202,33 @@ class _Manifest(NamedTuple):
 
 
 class ManifestFiles:
-    """The pending manifests of the flushing process, by write id. It reads forgotten ones, and seeks files, again."""
+    """The pending manifests of the flushing process, by write id. It reads forgotten ones, and seeks files, again.
 
-    def __init__(self) -> None:
+    `others` None: no other node writes.
+    """
+
+    def __init__(self, others: OtherNodes | None = None) -> None:
+        self.others = others
+        self._held = OrderedDict[int, _Held]()
         self._read = OrderedDict[int, _Manifest]()
         self._waived: set[int] = set()
         self._reading = asyncio.Lock()
+
+    async def earlier(self, marker: Write, journal: Journal, *, hurries: bool) -> LookedFor | None:
+        """Return what other nodes must flush before a marker of this one; None: nothing."""
+        if self.others is None or marker.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, marker)):
+            return None
+        prefix = marker.behind if marker.behind is not None else root_of(marker.key.key)
+        order = marker.order if marker.is_acknowledged else BEHIND_ALL_WRITES  # its client waits
+        held = await self.others.earlier(marker.key, prefix, order, hurries=hurries)
+        before = self._held.pop(marker.id, None)
+        if held is None:
+            return None
+        count, reason = held
+        self._held[marker.id] = _Held(marker.key, count, before.looks + 1 if before is not None else 1)
+        if len(self._held) > REMEMBERED_MAX:
+            self._held.popitem(last=False)
+        return LookedFor(count, reason=reason)
 
     async def look(
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, log: FlushLogger
@@ -191,7 +248,15 @@ class ManifestFiles:
             key = ObjectKey(write.key.bucket, name)
             return journal.pending_keys.may_be(key) and journal.read(lambda tx: comes_behind(tx, write, key))
 
-        return await manifest.presence.look(ignored)
+        found = await manifest.presence.look(ignored)
+        if self.others is None or not isinstance(found, LookedFor) or not found.missing:
+            return found
+        with suppress(RegistryAway):  # then they are waited for, and the next look asks again
+            names = [one for one in manifest.presence.missing(NAMES_ASKED_MAX) if not ignored(one)]
+            behind = await self.others.behind(write.key, write.order, names) if names else ()
+            if behind:
+                return await manifest.presence.look(lambda name: name in behind or ignored(name))
+        return found
 
     async def _learn(self, write: Write, requests: Requests, clock: Clock, log: FlushLogger) -> _Manifest:
         named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")
@@ -212,16 +277,18 @@ class ManifestFiles:
 
     def awaits(self, write: Write, reason: str, log: FlushLogger) -> float:
         """Return the seconds until the next look."""
-        manifest = self._read.get(write.id)
+        manifest, held = self._read.get(write.id), self._held.get(write.id)
         looks = manifest.presence.looks if manifest is not None and manifest.presence is not None else 1
+        looks = held.looks if held is not None else looks
         if looks == 1:
-            log.awaits_files(write, reason)
+            log.awaits_files(write, reason, of_others=held is not None)
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(looks - 1, 10)))
 
     def waiting(self, covers: Callable[[ObjectKey], bool] = lambda _: True) -> Mapping[int, int]:
-        """Return the files that were missing at the last look, of each manifest that waits and whose key is covered."""
+        """Return what was missing at the last look, for each manifest or marker that waits and whose key is covered."""
         read = [(one, found.presence) for one, found in self._read.items() if covers(found.key)]
-        return {one: presence.missing_count for one, presence in read if presence and presence.missing_count}
+        held = {one: found.writes for one, found in self._held.items() if covers(found.key)}
+        return {one: presence.missing_count for one, presence in read if presence and presence.missing_count} | held
 
     def waive(self, write_id: int) -> None:
         """Send a manifest at once whatever it names, as a person has decided. Holds while this process runs."""
@@ -231,6 +298,7 @@ class ManifestFiles:
     def forget(self, write_ids: Iterable[int]) -> None:
         for one in write_ids:
             self._read.pop(one, None)
+            self._held.pop(one, None)
 
     def settled(self, write_id: int) -> None:
         self._waived.discard(write_id)

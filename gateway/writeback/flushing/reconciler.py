@@ -207,12 +207,14 @@ class Reconciler:
         write, turn = found
         order = self._dependencies.slots.get(slot, DEFAULT_SLOT)  # a slot may be gone from the configuration
         markers = order.markers if order.manifests == "checked" and order is not DEFAULT_SLOT else ()
+        is_last = write.behind is not None or (write.in_order and is_marker(write.key.key, order.markers))
         progress = Progress(
             write,
             await self._probes.conditions(write, order.prefix.key_prefix),
             Moment.of(self._clock),
             order.upload_expiry_seconds,
             names_files=is_marker(write.key.key, markers) and may_be_understood(write.key),
+            awaits_others=is_last and self._dependencies.manifests.others is not None,
             is_scratch=order.write == "scratch",
             is_room_wanted=write.state is State.OPEN and turn.priority is Priority.URGENT,
         )

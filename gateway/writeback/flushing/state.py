@@ -125,11 +125,15 @@ class FoundObject:
 
 @dataclass(frozen=True, slots=True)
 class LookedFor:
-    """The result for a manifest: of `named` objects `missing` are not at the origin, such as `example`."""
+    """The result for a manifest: of `named` objects `missing` are not at the origin, such as `example`.
+
+    For a marker that waits for other nodes, `reason` says so.
+    """
 
     missing: int = 0
     named: int = 0
     example: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +383,8 @@ class Progress:
     """The progress of one write. `begin` gives the first instructions, `after` those that follow an event.
 
     `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
-    manifest, and waits for everything that it names; `is_scratch`: no parts of open uploads are sent ahead;
+    manifest, and waits for everything that it names; `awaits_others`: it comes behind earlier writes of other nodes;
+    `is_scratch`: no parts of open uploads are sent ahead;
     `is_room_wanted`: look soon for open uploads that the bucket has ended, to free their room. After an `End` only
     events of parts may follow.
     """
@@ -389,6 +394,7 @@ class Progress:
     now: Moment = field(default_factory=lambda: Moment(0.0))
     expiry_seconds: float = 86_400.0
     names_files: bool = False
+    awaits_others: bool = False
     is_scratch: bool = False
     is_room_wanted: bool = False
     _step: _Awaited = _Awaited.CHECK
@@ -465,10 +471,15 @@ class Progress:
             return False
         if not write.expected.is_told and write.size_bytes > GUESSED_BYTES_MAX:
             return False
-        return self._honours() is Honoured.YES and (not write.deleted or bool(write.expected.etags))
+        expected = next(iter(write.expected.etags), None)
+        return self._honours(expected) is Honoured.YES and (not write.deleted or expected is not None)
 
-    def _honours(self) -> Honoured:
-        return getattr(self.conditions, kind_of(self.write))  # type: ignore[no-any-return]
+    def _honours(self, expected: str | None) -> Honoured:
+        """Return the bucket's treatment of the condition that this version, or none, is there."""
+        known: Honoured = getattr(self.conditions, kind_of(self.write))
+        if known is Honoured.CREATES:
+            return Honoured.YES if expected is None else Honoured.REFUSED
+        return known
 
     def _checked(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -542,8 +553,9 @@ class Progress:
             return self._ask(_Awaited.FILES, Ask.LOOK_FOR_FILES)
         if self.write.is_completed_at_origin:
             return self._ask(_Awaited.FINISH, Ask.COMPLETE)
-        if self._honours() is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
-            return self._finish(self._expected or next(iter(self.write.expected.etags), None))
+        expected = self._expected or next(iter(self.write.expected.etags), None)
+        if self._honours(expected) is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
+            return self._finish(expected)
         return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)
 
     def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
@@ -600,17 +612,17 @@ class Progress:
     # Becoming visible
 
     def _is_to_look_for_files(self) -> bool:
-        return self.names_files and not self._are_files_there and not self.write.deleted
+        return (self.names_files or self.awaits_others) and not self._are_files_there and not self.write.deleted
 
     def _looked_for(self, event: LookedFor) -> Sequence[Instruction]:
         if event.missing:
             files = "file" if event.missing == 1 else "files"
             reason = f"waits for {event.missing} {files} of {event.named} that it names, such as {event.example}"
-            return self._end(AwaitFiles(reason))
+            return self._end(AwaitFiles(event.reason or reason))
         self._are_files_there = True
         if self.write.multipart:
             return self._when_all_sent()
-        if self._honours() is Honoured.YES:
+        if self._honours(self._expected) is Honoured.YES:
             return self._finish(self._expected)
         return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)  # the look for files may have taken long
 
@@ -619,7 +631,7 @@ class Progress:
         if self._is_to_look_for_files():
             return self._ask(_Awaited.FILES, Ask.LOOK_FOR_FILES)
         self.write = replace(self.write, state=State.PUBLISHING)
-        is_conditional = self._honours() is not Honoured.REFUSED
+        is_conditional = self._honours(expected) is not Honoured.REFUSED
         if self.write.deleted:
             return self._ask(_Awaited.FINISH, Delete(expected or "", is_conditional))
         return self._ask(_Awaited.FINISH, Finish(expected, is_conditional))
@@ -685,7 +697,11 @@ class Progress:
             return self._completion_refused(code)
         if step is _Awaited.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
             return self._upload_found(FoundObject(True))  # the result decides nothing that is not known otherwise
-        if step is _Awaited.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
+        if (
+            step is _Awaited.FINISH
+            and code in _NOT_IMPLEMENTED
+            and self._honours(self._expected) is not Honoured.REFUSED
+        ):
             self.conditions = replace(self.conditions, **{kind_of(self.write): Honoured.REFUSED})
             self._has_left_out = True
             return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)

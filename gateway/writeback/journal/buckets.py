@@ -109,6 +109,9 @@ class Honoured(IntEnum):
     REFUSED = 3
     """It answers 501, or 412 whether the condition holds or not."""
 
+    CREATES = 4
+    """It honours `If-None-Match: *`, and not If-Match."""
+
 
 _HONOURED = tuple(Honoured)
 
@@ -186,12 +189,15 @@ class LastOwnWrite:
 
 def _pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
     known = capabilities.conditions
+    at = known.learned_at
     record = {
         "md5_etags": capabilities.md5_etags,
         "may_look": capabilities.may_look,
         "learned": capabilities.learned_at,
         "multipart_etags": capabilities.multipart_etags,
-        "conditions": [known.put, known.complete, known.delete, known.learned_at],
+        # An earlier version, which knows no CREATES, then looks before each write.
+        "conditions": [*(min(kind, Honoured.REFUSED) for kind in (known.put, known.complete, known.delete)), at],
+        "creates": [kind for kind in ("put", "complete") if getattr(known, kind) is Honoured.CREATES],
         "accepted": sorted(capabilities.accepted),
         "refused_forms": sorted(capabilities.refused_forms),
     }
@@ -205,11 +211,12 @@ def _unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities | Non
     except BufferDamaged:
         return None
     put, complete, delete, learned_at = record["conditions"]
+    conditions = Conditions(_HONOURED[put], _HONOURED[complete], _HONOURED[delete], learned_at)
     return BucketCapabilities(
         record["md5_etags"],
         record["may_look"],
         record["learned"],
-        Conditions(_HONOURED[put], _HONOURED[complete], _HONOURED[delete], learned_at),
+        replace(conditions, **dict.fromkeys(record.get("creates", ()), Honoured.CREATES)),
         record.get("multipart_etags", True),
         frozenset(map(tuple, record.get("accepted", ()))),
         frozenset(record.get("refused_forms", ())),

@@ -46,6 +46,11 @@ class Checkpoints(Table):
         )
         return self._row(left, *at(key)) is not None
 
+    def is_left(self, bucket: str, prefix: str) -> bool:
+        """Return whether the origin lacks an object of the checkpoint of this prefix."""
+        left = f"SELECT 1 FROM checkpoints WHERE bucket = ? AND prefix = ? AND {_LEFT}"
+        return self._row(left, bucket, text(prefix)) is not None
+
     def begun(self, write: Write) -> None:
         """Enter the checkpoint of a write whose first byte is about to come."""
         if write.member is not None:

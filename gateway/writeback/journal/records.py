@@ -244,6 +244,11 @@ class Write:
 
     id: int = 0
     sequence: int = 0
+    order: int = 0
+    """Its place among the writes of all nodes, by the registry of the cluster; never less than that of an earlier write
+    of this node. 0: no other node looks for it."""
+    since_order: int = 0
+    """The `order` of the first write that it has replaced, or its own."""
 
     @property
     def key(self) -> ObjectKey:
@@ -382,6 +387,8 @@ _IF_SET = {
     "in_order": "in_order",
     "etag_local": "is_etag_local",
     "restarts": "restarts",
+    "order": "order",
+    "since_order": "since_order",
 }
 """Name in the record → attribute of a Write, of those that JSON has as they are. `_IF_SET` are left out at defaults."""
 

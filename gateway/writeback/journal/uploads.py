@@ -139,6 +139,7 @@ class Uploads(Table):
             expected=expected,
             acknowledged_at=made.acknowledged_at,
             acknowledged=made.acknowledged,
+            order=made.order,
             parts=parts,
         )
         entered = writes.enter(stored, replaced)

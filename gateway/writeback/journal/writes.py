@@ -158,13 +158,13 @@ class Writes(Table):
         """Return pending writes in the order of acknowledgement, without parts, behind a sequence."""
         return self.found("sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?", after, count_max)
 
-    def pending_after(self, after: int, count_max: int) -> Sequence[tuple[int, int, ObjectKey]]:
-        """Return id, sequence and key of pending writes in the order of acknowledgement, behind a sequence."""
+    def pending_after(self, after: int, count_max: int) -> Sequence[tuple[int, ObjectKey]]:
+        """Return sequence and key of pending writes in the order of acknowledgement, behind a sequence."""
         rows = self._all(
-            f"SELECT id, sequence, bucket, key FROM writes WHERE sequence > ? AND {PENDING} ORDER BY sequence LIMIT ?",
+            f"SELECT sequence, bucket, key FROM writes WHERE sequence > ? AND {PENDING} ORDER BY sequence LIMIT ?",
             *(after, count_max),
         )
-        return [(row[0], row[1], ObjectKey(row[2], decoded(row[3]))) for row in rows]
+        return [(row[0], ObjectKey(row[1], decoded(row[2]))) for row in rows]
 
     def is_pending(self, key: ObjectKey) -> bool:
         found = f"SELECT 1 FROM writes WHERE bucket = ? AND key = ? AND {PENDING} LIMIT 1"
@@ -340,9 +340,12 @@ class Writes(Table):
         return [one for one in chain if one not in stays], stays
 
     def _stays(self, before: Write, marker: Write) -> bool:
-        """Return True if another marker waits for a write this one would replace: it must wait too, or come first."""
-        if marker.behind is None:
-            return False
+        """Return True if another marker waits for a write this one would replace: it must wait too, or come first.
+
+        A marker of another node may wait for each write with an order.
+        """
+        if marker.behind is None or before.order:
+            return marker.behind is not None
         above = directories(marker.key.key)
         waiting = f"SELECT 1 FROM writes WHERE bucket = ? AND behind IN ({marks(above)}) AND sequence > ?"
         other = f"{waiting} AND state < 5 AND key <> ? LIMIT 1"
@@ -352,7 +355,9 @@ class Writes(Table):
         """Give a write its place in the order."""
         sequence = self.next_sequence()
         since = min([sequence, *(self.since(one.id) for one in replaced)])
-        entered = replace(stored, sequence=sequence)
+        order = self._raised_order(stored.order)
+        since_order = min([order, *(one.since_order for one in replaced)])
+        entered = replace(stored, sequence=sequence, order=order, since_order=since_order)
         priority = priority_of(stored)
         self._change(
             "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "
@@ -412,6 +417,39 @@ class Writes(Table):
     def next_sequence(self) -> int:
         self._change("UPDATE node SET value = value + 1 WHERE name = 'sequence'")
         return self._value("SELECT value FROM node WHERE name = 'sequence'") or 0
+
+    def highest_order(self) -> int:
+        """Return the highest `order` that a write of this node has had."""
+        return self._value("SELECT value FROM node WHERE name = 'order'") or 0
+
+    def _raised_order(self, order: int) -> int:
+        """Return the order of the next write: of two on their way at once, the first in the registry may be later."""
+        highest = self.highest_order()
+        if order > highest:
+            self._put("node", "order", order)
+        return max(order, highest)
+
+    def earlier(self, bucket: str, prefix: str, order: int, count_max: int) -> Sequence[ObjectKey]:
+        """Return keys of pending writes under a prefix that another node's marker of this order waits for."""
+        rows = self._all(
+            "SELECT id, key, record FROM writes WHERE bucket = ? AND key >= ? AND key < ? "
+            f"AND {PENDING} AND state >= 0 ORDER BY {AWAITED_SINCE} LIMIT ?",
+            *(bucket, *keys_under(prefix), count_max),
+        )
+        found = list[ObjectKey]()
+        for write_id, key, record in rows:
+            with suppress(BufferDamaged):  # it is waited for: a person must decide
+                write = unpack_write(write_id, record)
+                if (write.since_order if write.behind is None else write.order) >= order:
+                    continue
+            found.append(ObjectKey(bucket, decoded(key)))
+        return found
+
+    def is_behind(self, key: ObjectKey, marker: ObjectKey, order: int) -> bool:
+        """Return whether a key's pending write waits for another node's marker of this order."""
+        pending = self.latest(key)
+        is_marker = pending is not None and pending.behind is not None and marker.key.startswith(pending.behind)
+        return pending is not None and is_marker and pending.order > order
 
     def expected_now(self, write: Write) -> ExpectedVersion:
         """Return the versions present when the request began, or the one that this gateway has put there since."""

@@ -21,7 +21,7 @@ from tests.crash.points.scenarios import SCENARIOS, Run, Scenario
 from tests.support.gateway_process import GatewayProcess
 from tests.support.kill_points import Fired, KillPoints
 from tests.support.processes import children_of, is_over, kill_if_there
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 WORKERS = 2
 SLOTS = {
@@ -304,11 +304,7 @@ def _config(origin: StrictOrigin, port: int) -> dict[str, Any]:
     """The port stays the same over restarts, as it does for those who use the gateway."""
     return {
         "server": {"port": port, "workers": WORKERS, "allow_unsigned": True},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
+        "origin": origin.settings,
         "cache": {"persistent": True},
         "slots": [
             {"name": slot, "prefix": f"s3://{BUCKET}/{slot}/", "write": "back", **settings}

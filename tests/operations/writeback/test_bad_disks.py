@@ -18,7 +18,8 @@ from gateway.writeback.room import MARGIN_BYTES
 from gateway.writeback.staged_file import StagedWriter, Staging
 from tests.support.disks import fill_up, small_disk
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import SLOTS, Client, with_client
 
 MIB = 1024 * 1024
 DISK_BYTES = 132 * MIB
@@ -214,7 +215,7 @@ def _flush_on_a_full_disk(disk: Path, *, reserve: bool) -> None:
             for name, body in bodies.items():
                 assert await read(client, name) == body
             if reserve:
-                await eventually(lambda: client.buffer.look(lambda tx: tx.counts()[0]) == 0)
+                await until(lambda: client.buffer.look(lambda tx: tx.counts()[0]) == 0)
                 assert not (disk / "writeback" / "ballast").exists()
             (disk / "of somebody else").unlink()
             await client.flush_objects()

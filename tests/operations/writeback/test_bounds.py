@@ -18,8 +18,8 @@ from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
-from tests.support.serving import until
 from tests.support.slots import Slot, slot_with
+from tests.support.waiting import until
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client, with_client
 
 KIB = 1024

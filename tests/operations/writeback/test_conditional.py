@@ -20,7 +20,8 @@ from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client, with_client
 from tests.support.writeback import key
 
 IF_ABSENT = {"If-None-Match": "*"}
@@ -225,7 +226,7 @@ async def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
         upload = tx.uploads.upload(upload_id)
         return upload is not None and upload.answer is not None
 
-    await eventually(lambda: client.buffer.look(is_unclear))
+    await until(lambda: client.buffer.look(is_unclear))
     await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
     ended.set()
     await asked

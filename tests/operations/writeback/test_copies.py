@@ -22,7 +22,8 @@ from tests.support.asgi import call
 from tests.support.counting import on_count
 from tests.support.memory_origin.faults import Answer, CutBody, Effect, Fault, Hold, Unreachable, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client, with_client
 
 SOURCE = {"x-amz-copy-source": "/bucket/back/a"}
 METADATA = {"x-amz-meta-step": "1", "Content-Type": "a/b"}
@@ -293,7 +294,7 @@ async def test_what_is_no_part_of_the_source_is_refused(client: Client) -> None:
         _, refused = await copied(client, upload_id, 1, "back/first", 400, x_amz_copy_source_range=asked)
         assert b"<Code>InvalidArgument</Code>" in refused.body
     deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/first"))
-    await eventually(lambda: (last := client.pending("back/first")) is not None and last.deleted)
+    await until(lambda: (last := client.pending("back/first")) is not None and last.deleted)
     _, refused = await copied(client, upload_id, 1, "back/first", 404)
     assert b"<Code>NoSuchKey</Code>" in refused.body
     await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)

@@ -18,7 +18,8 @@ from gateway.writeback.journal.records import CreateAttempt
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client, with_client
 from tests.support.writeback import key
 
 CREATE = Operation.CREATE_MULTIPART_UPLOAD
@@ -208,7 +209,7 @@ async def test_two_completes_begin_one_upload_at_the_origin(client: Client) -> N
         asyncio.create_task(call(client.gateway.app, "POST", target, {"If-None-Match": "*"}, body)) for _ in range(2)
     ]
     await reached.wait()
-    await eventually(lambda: any(one.done() for one in both))  # one of them is told to try again
+    await until(lambda: any(one.done() for one in both))  # one of them is told to try again
     held.set()
     assert sorted(answer.status for answer in await asyncio.gather(*both)) == [200, 503]
     await client.flush()

@@ -15,7 +15,8 @@ from gateway.writeback.flushing.state import PARTS_AT_ONCE
 from tests.origin.origins import xml
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import Answer, Hold, on
-from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_a_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, Client, with_a_client
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,8 @@ async def test_a_deletion_cuts_off_the_upload_that_is_on_its_way(client: Client,
             answer = await client.ask("POST", "?delete", body, {"content-md5": digest})
             assert b"<Deleted>" in answer.body
         assert not held.is_set()
-        await eventually(lambda: not bucket.uploads)
-        await eventually(lambda: client.pending(name) is None)
+        await until(lambda: not bucket.uploads)
+        await until(lambda: client.pending(name) is None)
     assert name not in bucket.objects
     assert client.origin.count(Operation.UPLOAD_PART) <= PARTS_AT_ONCE
     assert not list(client.buffer.staging.names())
@@ -117,7 +118,7 @@ async def test_tombstones_come_first(client: Client) -> None:
     async with client.flushing():
         await reached.wait()
         deleting = asyncio.create_task(delete(client, "back/a", "back/b"))
-        await eventually(lambda: all((one := client.pending(f"back/{n}")) is None or one.deleted for n in "ab"))
+        await until(lambda: all((one := client.pending(f"back/{n}")) is None or one.deleted for n in "ab"))
         assert names_of(await client.ask("GET", "?list-type=2")) == ["back/first"]
         held.set()
         assert deleted(await deleting) == ["back/a", "back/b"]

@@ -14,7 +14,8 @@ from gateway.writeback.staged_file import StagedFile
 from tests.support.asgi import call
 from tests.support.loop_steps import longest_step
 from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
-from tests.support.write_back_gateway import Client, eventually, with_a_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import Client, with_a_client
 from tests.support.writeback import md5
 
 
@@ -56,7 +57,7 @@ async def test_a_late_complete_brings_back_nothing(client: Client, monkeypatch: 
         assert (await second).body == first.body
         assert (await client.ask("GET", "back/m")).body == b"new"
         resume.set()
-        await eventually(lambda: client.pending("back/m") is None)
+        await until(lambda: client.pending("back/m") is None)
     assert client.origin.data("bucket", "back/m") == b"new"
 
 
@@ -193,5 +194,5 @@ async def test_it_is_listed_completed_and_flushed_in_steps(client: Client) -> No
     client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(), times=None)
     with longest_step() as longest:
         async with client.flushing():
-            await eventually(lambda: client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) > 0)
+            await until(lambda: client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) > 0)
     assert longest.lines < LINES_MAX, str(longest)

@@ -367,6 +367,7 @@ BOUNDS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 def test_every_answer_is_of_what_was_acknowledged_last(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever happens between, and whatever the bounds. There is one clock: where nobody else writes, nothing may be
     taken for a conflict."""

@@ -11,7 +11,8 @@ from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.memory_origin.faults import Answer, Call
 from tests.support.slots import Slot
-from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_a_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, Client, with_a_client
 
 CHECKSUM = "x-amz-checksum-crc32"
 
@@ -39,7 +40,7 @@ async def test_a_checksum_that_create_has_not_announced_is_not_sent_on(client: C
     assert answer.headers[CHECKSUM] == crc32_of(b"body")
     await client.complete("back/m", upload_id, {1: answer.headers["etag"]})
     async with client.flushing():
-        await eventually(lambda: client.pending("back/m") is None)
+        await until(lambda: client.pending("back/m") is None)
     assert client.origin.data("bucket", "back/m") == b"body"
 
 
@@ -99,7 +100,7 @@ async def test_a_checksum_of_the_whole_is_verified_by_somebody(
     async with client.flushing():
         answer = await client.complete("back/m", upload_id, etags, status, headers)
         if status == 200:
-            await eventually(lambda: client.pending("back/m") is None)
+            await until(lambda: client.pending("back/m") is None)
             assert client.origin.data("bucket", "back/m") == content
         else:
             assert any(code in answer.body for code in (b"BadDigest", b"InvalidRequest"))

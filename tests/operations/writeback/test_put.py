@@ -25,7 +25,8 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.writes import Writes
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
-from tests.support.write_back_gateway import Client, eventually, with_a_client, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import Client, with_a_client, with_client
 
 
 @with_a_client()
@@ -73,8 +74,8 @@ def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
                 through = await client.ask("PUT", "back/k", b"body")
                 assert through.headers["x-forebay-cache"] == "forwarded"
                 assert through.headers["x-forebay-not-absorbed"] == "disk"
-        await eventually(lambda: not journal.has_failed)
-        await eventually(lambda: not list(client.buffer.staging.names()))
+        await until(lambda: not journal.has_failed)
+        await until(lambda: not list(client.buffer.staging.names()))
         assert client.pending("back/k") is None
 
     monkeypatch.setattr("gateway.writeback.journal.journal.PAUSE_SECONDS", 0.05)

@@ -20,7 +20,8 @@ from tests.support.asgi import Answer, call
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.slots import Slot
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client
 
 _OF_ONE_ANSWER = {
     "date",
@@ -296,7 +297,7 @@ async def test_what_is_deleted_is_not_there_to_match(client: Client, write: Writ
     await client.ask("PUT", "back/k", b"pending")
     away(client)
     deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/k"))
-    await eventually(lambda: (last := client.pending("back/k")) is not None and last.deleted)
+    await until(lambda: (last := client.pending("back/k")) is not None and last.deleted)
     refused = await write(client, {"If-Match": there}, 404)
     assert b"<Code>NoSuchKey</Code>" in refused.body
     deleting.cancel()

@@ -22,7 +22,8 @@ from tests.support.gateway_app import gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
+from tests.support.waiting import until
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_a_client, with_client
 from tests.support.writeback import key, pending
 
 ABSORBED = "absorbed"
@@ -259,7 +260,7 @@ async def test_a_deleted_object_is_gone_at_once_and_for_good(client: Client) -> 
     async with client.flushing():
         await reached.wait()
         deleting = asyncio.create_task(client.ask("DELETE", "back/first", status=204))
-        await eventually(lambda: (shown := client.pending("back/first")) is not None and shown.deleted)
+        await until(lambda: (shown := client.pending("back/first")) is not None and shown.deleted)
         held.set()
         await deleting
     assert "back/first" not in client.origin.buckets["bucket"].objects

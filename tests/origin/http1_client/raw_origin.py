@@ -92,7 +92,7 @@ async def client(
     endpoint = await origin.start()
     pool = Pool(
         connections_max,
-        ssl.create_default_context(),
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         connect_seconds_max=5.0,
         wait_seconds_max=5.0,
     )

@@ -14,7 +14,7 @@ from gateway.origin.http1_client.client import Claim
 from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken, ResponseHead, ResponseParser
 from tests.origin.http1_client.raw_origin import REQUEST, Exchange, client, pieces, saying
-from tests.support.blocks import until
+from tests.support.waiting import until
 
 BODY = bytes(range(256)) * 4
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: x\r\n\r\n" % len(BODY)

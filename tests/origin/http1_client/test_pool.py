@@ -15,7 +15,7 @@ from gateway.origin.http1_client.client import IDLE_SECONDS_MAX, KEPT_SECONDS, C
 from gateway.origin.http1_client.connection import Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken
 from tests.origin.http1_client.raw_origin import REQUEST, Client, client, saying
-from tests.support.blocks import until
+from tests.support.waiting import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -52,7 +52,7 @@ async def test_a_refused_connection_is_an_error_and_takes_no_turn() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         endpoint = Endpoint("127.0.0.1", bound.getsockname()[1], tls=False)
-        pool = Pool(1, ssl.create_default_context(), connect_seconds_max=2.0, wait_seconds_max=2.0)
+        pool = Pool(1, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), connect_seconds_max=2.0, wait_seconds_max=2.0)
         for _ in range(3):
             with pytest.raises(ConnectionRefusedError):
                 await pool.take(endpoint, Claim())

@@ -1,4 +1,7 @@
-"""The two sides of a comparison: an origin asked directly, and a like one asked through a gateway."""
+"""The two sides of a comparison: an origin asked directly, and a like one asked through a gateway.
+
+With FOREBAY_TRANSPARENCY_NODES=3, the gateway is a cluster of which each node gets every third request.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from tests.scenarios.transparency.signing import KeyPair, wire_bytes
 from tests.scenarios.transparency.steps import Step, put
 from tests.scenarios.transparency.wire import Answer, Connection
 from tests.support.gateway_process import GatewayProcess
+from tests.support.one_address import one_address
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
+NODES = int(os.environ.get("FOREBAY_TRANSPARENCY_NODES", "1"))
 VIRTUAL_DOMAIN = "s3.local"
 
 MOTO_KEYS = KeyPair("moto-key", "moto-secret-0123456789")
@@ -57,7 +62,6 @@ class Pair:
     direct: Side
     through: Side
     behind: Side
-    gateway: GatewayProcess
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def fresh_bucket(self, given: tuple[Step, ...] = ()) -> None:
@@ -80,18 +84,22 @@ def running_pair(kind: str, directory: Path) -> Iterator[Pair]:
     """Two origins of this kind ("strict" or "moto"), one of them behind a gateway."""
     with ExitStack() as stack:
         urls, keys = _origins(kind, directory, stack)
-        yield stack.enter_context(pair_of(urls, keys))
+        yield stack.enter_context(pair_of(urls, keys, directory))
 
 
 @contextmanager
-def pair_of(urls: Sequence[str], keys: KeyPair) -> Iterator[Pair]:
+def pair_of(urls: Sequence[str], keys: KeyPair, directory: Path) -> Iterator[Pair]:
     """A gateway in front of the second of two running origins, which both know this key pair."""
     with ExitStack() as stack:
-        gateway = stack.enter_context(GatewayProcess(_config(urls[1], keys)))
+        config = _config(urls[1], keys)
+        if NODES == 1:
+            url = stack.enter_context(GatewayProcess(config)).s3_url
+        else:
+            url = stack.enter_context(one_address(directory, config, NODES)).s3_url
         direct, behind = (Connection(url, awaits_end=False) for url in urls)
-        through = Connection(gateway.s3_url, awaits_end=True)
+        through = Connection(url, awaits_end=True)
         sides = [Side(stack.enter_context(connection), keys) for connection in (direct, through, behind)]
-        yield Pair(sides[0], sides[1], sides[2], gateway)
+        yield Pair(sides[0], sides[1], sides[2])
 
 
 def _origins(kind: str, directory: Path, stack: ExitStack) -> tuple[list[str], KeyPair]:

@@ -234,7 +234,7 @@ class ClusterNode:
             ["listed"], self._own, membership, shared / VIEW, self.clock, self.peers.hello, resolve=self._resolve
         )
         self.background = [asyncio.create_task(one) for one in (self.polling.run(), self.members.follow())]
-        self.app = PeerApp(services, PeerAccess(self.nonces, self.clock, NAME, (SECRET,)))
+        self.app = PeerApp(services, PeerAccess(self.nonces, self.clock, NAME, (SECRET,), self.address))
 
     def _connect(self, address: str) -> PeerClient:
         return PeerClient(self.wires, self, address, self.clock)

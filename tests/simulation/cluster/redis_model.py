@@ -31,6 +31,7 @@ class Content:
     entries: dict[bytes, dict[bytes, Entry]] = field(default_factory=dict)
     stamps: dict[Name, int] = field(default_factory=dict)
     pending: dict[bytes, set[Name]] = field(default_factory=dict)
+    stores: set[bytes] = field(default_factory=set)
     members: dict[bytes, bytes] = field(default_factory=dict)
     published: dict[bytes, int] = field(default_factory=dict)
     version: int = 0
@@ -55,6 +56,7 @@ class RedisModel:
     def __init__(self, run: str = f"{1:016x}") -> None:
         self.run = run
         self.now_ms = 1_000_000
+        self.skew_ms = 0
         self.content = Content()
         self._replica = copy.deepcopy(self.content)
 
@@ -62,9 +64,13 @@ class RedisModel:
         """Let the replica have all that there is until now."""
         self._replica = copy.deepcopy(self.content)
 
+    def replica(self) -> Content:
+        """Return what the replica has."""
+        return copy.deepcopy(self._replica)
+
     def fail_over(self, run: str) -> None:
         """The replica becomes the primary: what it has not got is lost."""
-        self.run, self.content = run, copy.deepcopy(self._replica)
+        self.run, self.content = run, self.replica()
 
     def restart_empty(self, run: str) -> None:
         self.run, self.content = run, Content()
@@ -97,6 +103,7 @@ class RedisModel:
 
     def _claim(self, own: bytes, name: Name, token: bytes, sequence: int) -> None:
         stamp, before, _, _ = self._read(name)
+        self.content.stores.add(own)
         self.content.pending.setdefault(own, set()).add(name)
         self._write(name, (stamp, before or sequence, b"%s#%d" % (token, sequence), own))
 
@@ -122,12 +129,22 @@ class RedisModel:
             found = sorted(b"\0".join(one) for one in self.content.pending.get(own, ()))
             page = [one.split(b"\0", 1) for one in found if one > behind][: int(words[1])]
             return [[bucket, key, self._read((bucket, key))[2]] for bucket, key in page]
+        if verb == b"holders":
+            return self._holders(own, *words)
+        if verb == b"above":
+            self.content.sequence = max(self.content.sequence, int(words[0]))
+            return 0
         if verb in (b"look", b"stamp"):
             names = [(bucket, key) for key in words]
             sequence = self._count() if verb == b"stamp" else 0
             for name in names if sequence else ():
                 self._stamp(name, sequence, self._read(name)[1:])
             return [self._value(name) for name in names]
+        if verb == b"pass":
+            for key, token, successor in zip(words[::3], words[1::3], words[2::3], strict=True):
+                if self._is_claimed((bucket, key), token, own):
+                    self._claim(own, (bucket, key), successor, self._count())
+            return 0
         claims = [((bucket, key), token) for key, token in zip(words[::2], words[1::2], strict=True)]
         if verb == b"claim":
             if all(self._read(name)[3] in (b"", own) for name, _ in claims):
@@ -138,6 +155,7 @@ class RedisModel:
                     values.append(self._value(name))
                 return values
             return [self._value(name) for name, _ in claims]
+        self.content.stores |= {own} if verb == b"put" else set()
         for name, token in claims:
             if verb == b"put" and self._read(name)[3] == b"":
                 self._claim(own, name, token, self._count())
@@ -145,6 +163,12 @@ class RedisModel:
                 self.content.pending[own].discard(name)
                 self._stamp(name, self._count(), (0, b"-", b""))
         return 0
+
+    def _holders(self, own: bytes, start: bytes, stop: bytes) -> Any:
+        has = self.content
+        has.stores = {one for one in has.stores if has.pending.get(one)}
+        names = {one: [b"\0".join(name) for name in has.pending[one]] for one in has.stores if one != own}
+        return sorted(one for one, found in names.items() if any(start[1:] <= name < stop[1:] for name in found))
 
     def _rows(self, bucket: bytes, start: bytes, stop: bytes, count: bytes) -> Any:
         keys = sorted(self.content.entries.get(bucket, {}))
@@ -157,6 +181,9 @@ class RedisModel:
         if has.run != run:
             has.run, has.first_beat, has.complete, has.signed = run, now, False, set()
             has.horizons, has.seen = {}, {}
+        has.first_beat = min(has.first_beat, now)
+        for moments in (has.alive, has.away):
+            moments.update({other: now for other, at in moments.items() if at > now})
         for name, told in zip(others[::2], others[1::2], strict=True):
             if name not in has.members:
                 has.members[name], has.away[name] = told, now

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from gateway.cluster.peers import IDLE_SECONDS
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
 from gateway.origin import peer_protocol as peer
-from gateway.origin.client import KeyPair, OriginRequest, OriginSettings
-from gateway.origin.request_body import NO_BODY
+from gateway.origin.client import KeyPair, OriginRequest, OriginSettings, StreamedBody
+from gateway.origin.request_body import request_body
 from gateway.origin.retry import CircuitBreaker
 from gateway.origin.signing import Addressing, RequestSigner, StaticCredentials
 from tests.cluster.test_harmed_answers import Harmed
@@ -36,6 +36,9 @@ BACK_SECONDS = 1.5
 KNOWN_SECONDS = 4.0
 """So long after the first request that got no answer, its node knows that it gets none."""
 
+_NAMES = {"host": "Host", "content-length": "Content-Length"}
+"""As `call` knows them."""
+
 HELLO, LIFE = "/-/hello", "/"
 
 OF_PEER: contextvars.ContextVar[bool] = contextvars.ContextVar("of a peer", default=False)
@@ -51,8 +54,9 @@ class Peer(Protocol):
     """A node, as links see it."""
 
     address: str
-    app: Any
 
+    @property
+    def app(self) -> Any: ...
     @property
     def is_busy(self) -> bool: ...
     def alive(self) -> bool: ...
@@ -109,10 +113,12 @@ class Wires:
     def link(self, asker: str, asked: str) -> Link:
         return self.links.setdefault((asker, asked), Link(self.dice))
 
-    async def carry(self, asker: Peer, address: str, method: str, path: str, headers: dict[str, str]) -> Answer:
+    async def carry(
+        self, asker: Peer, address: str, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> Answer:
         """The answer of whoever is at an address. OriginUnreachable."""
         link = self.link(asker.address, address)
-        if path not in (HELLO, LIFE):
+        if path not in (HELLO, LIFE) and peer.STORE not in headers:
             self._judge_question(asker, link, address, method, path, headers)
         before = self.nodes.get(address)
         app = before.app if before is not None else None
@@ -126,9 +132,9 @@ class Wires:
         if link.kind == "mixes up" and link.asked:
             method, path = self.dice.choice(link.asked)
         link.asked = [*link.asked[-20:], (method, path)]
-        answer = await self._answer(node, method, path, headers)
+        answer = await self._answer(node, method, path, headers, body)
         if link.kind == "repeats" and "authorization" in headers:
-            again = await self._answer(node, method, path, headers)
+            again = await self._answer(node, method, path, headers, body)
             if again.status not in (403, 503):
                 self.violated(
                     "no request counts twice",
@@ -168,7 +174,7 @@ class Wires:
         if now - asked[0] > KNOWN_SECONDS:
             self.violated("who is silent is asked no more", f"{what}, which has been silent for {now - asked[0]:.1f} s")
 
-    async def _answer(self, node: Peer, method: str, path: str, headers: dict[str, str]) -> Answer:
+    async def _answer(self, node: Peer, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if method == "HEAD" and path == LIFE:  # is anybody there?
             return Answer(403, {}, b"", True)
         app = node.app
@@ -176,8 +182,8 @@ class Wires:
             raise OriginUnreachable("the connection was reset")
         if node.is_busy and path != HELLO:
             return _busy(headers)
-        sent = {"Host" if name == "host" else name: value for name, value in headers.items()}
-        asking = call(app, method, path, sent, sign=False, by_client=False)
+        sent = {_NAMES.get(name, name): value for name, value in headers.items()}
+        asking = call(app, method, path, sent, body, sign=False, by_client=False)
         before = OF_PEER.set(True)
         try:
             answer: Answer = await node.working(asking)
@@ -217,8 +223,12 @@ class PeerClient:
             if self._breaker.is_open:
                 raise OriginUnreachable("the peer has not answered lately")
         target = self._addressing.target(request.bucket, request.key, request.query)
-        headers = await self._signer.headers(request, target, NO_BODY)
-        asking = asyncio.create_task(self._carry(request.method, target.path, headers))
+        if isinstance(request.body, StreamedBody):
+            request = replace(request, body=b"".join([bytes(piece) async for piece in request.body.chunks]))
+        body = request_body(request)
+        headers = await self._signer.headers(request, target, body)
+        path = f"{target.path}?{target.query}" if target.query else target.path
+        asking = asyncio.create_task(self._carry(request.method, path, headers, cast(bytes, body.content)))
         try:
             answer = await self._heard(asking)
         except OriginUnreachable:
@@ -265,8 +275,8 @@ class PeerClient:
         else:
             self._breaker.answered()
 
-    def _carry(self, method: str, path: str, headers: dict[str, str]) -> Coroutine[Any, Any, Answer]:
-        return self._wires.carry(self._here, self._address, method, path, headers)
+    def _carry(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> Coroutine[Any, Any, Answer]:
+        return self._wires.carry(self._here, self._address, method, path, headers, body)
 
     def _response(self, request: OriginRequest, answer: Answer) -> MemoryResponse:
         link, headers = self._wires.link(self._here.address, self._address), answer.headers

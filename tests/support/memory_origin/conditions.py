@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 from gateway.core.model import ByteRange
+from gateway.origin.stores.store import Found
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_http_date
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -51,8 +53,15 @@ def check_write(headers: Mapping[str, str], etag: str | None) -> None:
             raise s3_error("PreconditionFailed", Condition="If-Match")
 
 
-def asked_range(header: str | None, size_bytes: int) -> ByteRange | None:
+def asked_range(headers: Mapping[str, str], stored: Found) -> ByteRange | None:
     """The bytes asked for; None is all of them, also for what S3 ignores. Raises S3Error InvalidRange."""
+    condition = headers.get("if-range")
+    if condition is not None and condition not in (stored.etag, format_http_date(stored.modified)):
+        return None
+    return _asked_range(headers.get("range"), stored.size_bytes)
+
+
+def _asked_range(header: str | None, size_bytes: int) -> ByteRange | None:
     found = _RANGE.fullmatch(header.strip()) if header else None
     if found is None or not (found[1] or found[2]):
         return None

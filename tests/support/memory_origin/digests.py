@@ -8,16 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import xxhash
 from awscrt import checksums as crt
 
-from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
+from gateway.origin.client import UNSIGNED_PAYLOAD, OriginRequest, StreamedBody
 from gateway.s3.error_codes import s3_error
-from tests.support.memory_origin.content import BytesContent, Content, DiscardedContent
 
 _PREFIX = "x-amz-checksum-"
 
@@ -57,43 +55,34 @@ ALGORITHMS: Mapping[str, Callable[[], Digest]] = {
 """Name in `x-amz-checksum-NAME` → a new digest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedBody:
-    """A body that is whole and is what the client said. `checksums` are its `x-amz-checksum-*` headers."""
+class BodyDigests:
+    """Sees a body pass, and checks it at its end."""
 
-    content: Content
-    md5: bytes
-    checksums: Mapping[str, str]
+    def __init__(self, request: OriginRequest, *, of_body: bool) -> None:
+        self._body, self._headers = request.body, request.headers
+        if not of_body:
+            self._headers = {name: value for name, value in self._headers.items() if not name.startswith(_PREFIX)}
+        self._algorithm = _algorithm(self._headers, self._body)
+        self._md5, self._sha256 = ALGORITHMS["md5"](), _sha256_if_promised(self._body)
+        self._checksum = ALGORITHMS[self._algorithm]() if self._algorithm else None
+        self._size = 0
 
-    async def data(self) -> bytes:
-        return self.content.read(0, self.content.size_bytes)
-
-
-async def receive(body: bytes | StreamedBody, headers: Mapping[str, str], *, keep: bool) -> ReceivedBody:
-    """Read the body to its end and check it; raises S3Error, or whatever the source of the body raises."""
-    stream = _once(body) if isinstance(body, bytes) else body.chunks
-    algorithm = _algorithm(headers, body)
-    md5, sha256 = ALGORITHMS["md5"](), _sha256_if_promised(body)
-    checksum = ALGORITHMS[algorithm]() if algorithm else None
-    pieces: list[bytes] = []
-    size = 0
-    async for chunk in stream:
-        piece = bytes(chunk)
-        size += len(piece)
-        for digest in (md5, sha256, checksum):
+    def update(self, data: bytes | memoryview, /) -> None:
+        piece = bytes(data)
+        self._size += len(piece)
+        for digest in (self._md5, self._sha256, self._checksum):
             if digest is not None:
                 digest.update(piece)
-        if keep:
-            pieces.append(piece)
-    _check_length(body, size)
-    _check_payload_hash(body, sha256)
-    _check_md5(headers, md5.digest())
-    checksums = _check_checksum(headers, body, algorithm, checksum)
-    return ReceivedBody(BytesContent(b"".join(pieces)) if keep else DiscardedContent(size), md5.digest(), checksums)
 
+    def md5(self) -> bytes:
+        return self._md5.digest()
 
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+    def verified(self) -> dict[str, str]:
+        """The body's `x-amz-checksum-*` headers; S3Error."""
+        _check_length(self._body, self._size)
+        _check_payload_hash(self._body, self._sha256)
+        _check_md5(self._headers, self.md5())
+        return _check_checksum(self._headers, self._body, self._algorithm, self._checksum)
 
 
 def _sha256_if_promised(body: bytes | StreamedBody) -> Digest | None:

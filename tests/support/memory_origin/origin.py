@@ -1,26 +1,34 @@
 """A small S3 in this process: the fake that behaves, for tests, with faults on demand.
 
-`MemoryOrigin` answers what S3 answers, headers and error documents included. Beside the protocol it shows its state
-(`buckets`), what it was asked (`calls`), and takes faults (`faults`, see faults.py).
+`MemoryOrigin` answers what S3 answers, headers and error documents included: the product's `StoreOrigin` over a store
+in memory, judged by the tests' own rules. Beside the protocol it shows its state (`buckets`), what it was asked
+(`calls`), and takes faults (`faults`, see faults.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
+from urllib.parse import unquote
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable, S3Error
+from gateway.core.model import ByteRange
 from gateway.origin.client import OriginRequest
+from gateway.origin.stores.face import StoreOrigin
+from gateway.origin.stores.listing import OWNER, parameter
+from gateway.origin.stores.response import StoreResponse, xml_answer
+from gateway.origin.stores.store import Found
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation, classify
 from gateway.s3.xml_writer import document
-from tests.support.memory_origin import listing, multipart, objects
+from tests.support.memory_origin.conditions import asked_range, check_copy_source, check_read, check_write
 from tests.support.memory_origin.content import BytesContent, Content, GeneratedContent
 from tests.support.memory_origin.dialect import Dialect
-from tests.support.memory_origin.digests import ReceivedBody, receive
+from tests.support.memory_origin.digests import BodyDigests
 from tests.support.memory_origin.faults import (
     AlterBody,
     AlterHeaders,
@@ -33,37 +41,114 @@ from tests.support.memory_origin.faults import (
     Hold,
     Unreachable,
 )
-from tests.support.memory_origin.objects import parameter, parse_xml, xml_answer
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.memory_origin.settings import bucket_setting, setting_of
-from tests.support.memory_origin.store import Bucket, StoredObject
-
-_TAKES_BODY = frozenset({"PUT", "POST"})
+from tests.support.memory_origin.settings import bucket_setting, parse_xml, setting_of
+from tests.support.memory_origin.store import Bucket, MemoryStore, StoredObject
 
 _LEFT_OUT = frozenset({"content-length", "x-amz-request-id"})
 """Headers that an answer lacks where a fault makes them empty."""
+
 Policy = Callable[[OriginRequest], S3Error | None]
 """Why a request is refused; None: it is not."""
 
-_BodyHandler = Callable[[OriginRequest, Bucket, ReceivedBody], MemoryResponse]
+
+class _Judge:
+    """`Judge` by rules that are written apart from the gateway's own: a mistake in one is found by the other."""
+
+    def may_read(self, headers: Mapping[str, str], found: Found) -> bool:
+        return check_read(headers, found.etag, found.modified)
+
+    def check_copy_source(self, headers: Mapping[str, str], found: Found) -> None:
+        check_copy_source(headers, found.etag, found.modified)
+
+    def check_write(self, headers: Mapping[str, str], etag: str | None) -> None:
+        check_write(headers, etag)
+
+    def asked_range(self, headers: Mapping[str, str], found: Found) -> ByteRange | None:
+        return asked_range(headers, found)
+
+    def digests(self, request: OriginRequest, *, of_body: bool) -> BodyDigests:
+        return BodyDigests(request, of_body=of_body)
+
+
+class _Face(StoreOrigin):
+    """`StoreOrigin` with the few operations besides that a gateway forwards, enough to see that they arrive."""
+
+    def __init__(self, store: MemoryStore, clock: Clock, region: str) -> None:
+        super().__init__(store, clock, name="origin", judge=_Judge())
+        self._memory = store
+        self.region = region
+        self._clock = clock
+
+    async def answer(self, request: OriginRequest) -> StoreResponse:
+        operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
+        if request.bucket is not None and operation is Operation.CREATE_BUCKET:
+            return self._create_bucket(request.bucket)
+        if request.bucket is not None:
+            bucket = self._memory.bucket(request.bucket)
+            if operation is Operation.HEAD_BUCKET:
+                return StoreResponse(200, {"x-amz-bucket-region": self.region})
+            if operation is Operation.GET_BUCKET_LOCATION:
+                return xml_answer_of("LocationConstraint", "" if self.region == "us-east-1" else self.region)
+            if (answer := await self._beyond(request, bucket)) is not None:
+                return answer
+        return await super().answer(request)
+
+    def check_kept(self, headers: Mapping[str, str], key: object) -> None:
+        """Memory drops nothing that a test would miss."""
+
+    def _create_bucket(self, name: str) -> StoreResponse:
+        if name in self._memory.by_name:
+            raise s3_error("BucketAlreadyOwnedByYou", BucketName=name)
+        self._memory.by_name[name] = Bucket(name, self._clock.now())
+        return StoreResponse(200, {"location": f"/{name}"})
+
+    async def _beyond(self, request: OriginRequest, bucket: Bucket) -> StoreResponse | None:
+        if request.method == "PUT" and "x-amz-rename-source" in request.headers:
+            return _rename(request, bucket)
+        if request.key is not None and parameter(request, "tagging") is not None:
+            return _tagging(request, bucket, await self.document(request))
+        if parameter(request, "acl") is not None:
+            return _acl(request, bucket, await self.document(request))
+        if request.key is None and parameter(request, "versioning") is not None and request.method == "GET":
+            return xml_answer("VersioningConfiguration", "")
+        setting = setting_of(request)
+        if setting is not None:
+            return bucket_setting(request, bucket, setting, await self.document(request))
+        if request.key is None and request.method == "DELETE" and not request.query:
+            if bucket.objects:
+                raise s3_error("BucketNotEmpty", BucketName=bucket.name)
+            del self._memory.by_name[bucket.name]
+            return StoreResponse(204)
+        return None
 
 
 class MemoryOrigin:
     """`Origin` in memory. `keep_bodies` False hashes what is uploaded and throws it away: size and ETag stay."""
 
     def __init__(self, clock: Clock, *, region: str = "us-east-1", keep_bodies: bool = True) -> None:
-        self.region = region
-        self.keep_bodies = keep_bodies
-        self.buckets: dict[str, Bucket] = {}
+        self.store = MemoryStore(clock, keep_bodies=keep_bodies)
+        self.buckets = self.store.by_name
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
         self.policies: dict[str, Policy] | None = None
         """What callers may do, by access key id, to requests in their own name; None: everything."""
         self.dialect = Dialect()
+        self._face = _Face(self.store, clock, region)
         self._clock = clock
         self._numbers = count(1)
-        self._upload_orders = count(1)
-        self._request_ids = count(1)
+
+    @property
+    def region(self) -> str:
+        return self._face.region
+
+    @region.setter
+    def region(self, region: str) -> None:
+        self._face.region = region
+
+    def set_clock(self, clock: Clock) -> None:
+        """Go by another clock from now on."""
+        self._clock = self._face.clock = self.store._clock = clock
 
     def create_bucket(self, name: str) -> Bucket:
         """A new bucket, or the one there is."""
@@ -177,23 +262,21 @@ class MemoryOrigin:
         return self._error(error, None)
 
     async def _answer(self, request: OriginRequest) -> MemoryResponse:
-        try:
-            if refusal := self.dialect.refusal(request):
-                raise refusal
-            return await self._dispatch(request)
-        except S3Error as error:
-            return self._error(error, request)
+        if refusal := self.dialect.refusal(request):
+            return self._error(refusal, request)
+        return MemoryResponse.of(await self._face.send(request), request.method)
 
     def _error(self, error: S3Error, request: OriginRequest | None) -> MemoryResponse:
         resource = f"/{request.bucket or ''}/{request.key or ''}" if request else ""
         body = error_document(error, resource=resource, request_id=f"origin-{len(self.calls)}", host_id="origin")
         headers = {"content-type": "application/xml"} | {name.lower(): value for name, value in error.headers.items()}
-        return MemoryResponse(error.status, headers, BytesContent(body))
+        headers["content-length"] = str(len(body))
+        headers["x-amz-request-id"] = f"ORIGIN-{len(self.calls)}"
+        headers["date"] = format_http_date(self._clock.now())
+        return MemoryResponse(error.status, headers, BytesContent(body), request is None or request.method != "HEAD")
 
     def _finish(self, request: OriginRequest, response: MemoryResponse) -> MemoryResponse:
         headers = dict(response.headers)
-        if response.status not in (204, 304):
-            headers.setdefault("content-length", str(response.content.size_bytes))
         if request.method == "HEAD":
             response.with_body = False
             if response.status >= 300:
@@ -201,124 +284,50 @@ class MemoryOrigin:
         bucket = self.buckets.get(request.bucket or "")
         if bucket is not None and bucket.is_kms and request.key is not None and response.status == 200:
             headers.setdefault("x-amz-server-side-encryption", "aws:kms")
-        headers.setdefault("date", format_http_date(self._clock.now()))
-        headers.setdefault("x-amz-request-id", f"ORIGIN{next(self._request_ids):010d}")
-        headers = {name: value for name, value in headers.items() if value or name not in _LEFT_OUT}
-        response.headers = headers
+        response.headers = {name: value for name, value in headers.items() if value or name not in _LEFT_OUT}
         return response
 
-    async def _dispatch(self, request: OriginRequest) -> MemoryResponse:
-        operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
-        if request.bucket is None:
-            return listing.list_buckets(self.buckets.values())
-        if operation is Operation.CREATE_BUCKET:
-            return self._create_bucket(request.bucket)
-        bucket = self.buckets.get(request.bucket)
-        if bucket is None:
-            raise s3_error("NoSuchBucket", BucketName=request.bucket)
-        if request.method in _TAKES_BODY:
-            return await self._write(operation, request, bucket)
-        return self._read(operation, request, bucket)
 
-    def _create_bucket(self, name: str) -> MemoryResponse:
-        if name in self.buckets:
-            raise s3_error("BucketAlreadyOwnedByYou", BucketName=name)
-        self.create_bucket(name)
-        return MemoryResponse(200, {"location": f"/{name}"})
-
-    def _read(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
-        match operation:
-            case Operation.GET_OBJECT | Operation.HEAD_OBJECT:
-                return objects.read_object(request, bucket)
-            case Operation.HEAD_BUCKET:
-                return MemoryResponse(200, {"x-amz-bucket-region": self.region})
-            case Operation.GET_BUCKET_LOCATION:
-                return self._location()
-            case Operation.LIST_OBJECTS_V2:
-                return listing.list_v2(request, bucket)
-            case Operation.LIST_OBJECTS:
-                return listing.list_v1(request, bucket)
-            case Operation.LIST_MULTIPART_UPLOADS:
-                return listing.list_uploads(request, bucket)
-            case Operation.LIST_PARTS:
-                return multipart.list_parts(request, bucket)
-            case Operation.DELETE_OBJECT:
-                return objects.delete_object(request, bucket)
-            case Operation.ABORT_MULTIPART_UPLOAD:
-                return multipart.abort(request, bucket)
-        return self._other(request, bucket, b"")
-
-    async def _write(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
-        """Conditions are judged when the body is complete, so the last writer loses where two began alike."""
-        keeps_body = self.keep_bodies or operation not in (Operation.PUT_OBJECT, Operation.UPLOAD_PART)
-        headers = request.headers
-        if operation is Operation.COMPLETE_MULTIPART_UPLOAD:  # its checksums are those of the object
-            headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
-        body = await receive(request.body, headers, keep=keeps_body)
-        now = self._clock.now()
-        data = body.content.read(0, body.content.size_bytes) if request.method == "POST" else b""
-        match operation:
-            case Operation.PUT_OBJECT:
-                return objects.put_object(request, bucket, body, now)
-            case Operation.COPY_OBJECT:
-                source = objects.copy_source(request, self.buckets)
-                return objects.copy_object(request, self.buckets, bucket, _md5(source.content), now)
-            case Operation.DELETE_OBJECTS:
-                return objects.delete_objects(request, bucket, body, data)
-            case Operation.CREATE_MULTIPART_UPLOAD:
-                return multipart.create(request, bucket, next(self._upload_orders), now)
-            case Operation.UPLOAD_PART:
-                return multipart.upload_part(request, bucket, body, now)
-            case Operation.UPLOAD_PART_COPY:
-                content = multipart.copied_range(request, objects.copy_source(request, self.buckets))
-                return multipart.store_copied_part(request, bucket, content, _md5(content), now)
-            case Operation.COMPLETE_MULTIPART_UPLOAD:
-                return multipart.complete(request, bucket, data)
-        return self._other(request, bucket, body.content.read(0, body.content.size_bytes))
-
-    def _other(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
-        """The few operations that a gateway forwards, enough to see that they arrive."""
-        if request.method == "PUT" and "x-amz-rename-source" in request.headers:
-            return objects.rename_object(request, bucket)
-        if request.key is not None and parameter(request, "tagging") is not None:
-            return objects.tagging(request, bucket, data)
-        if parameter(request, "acl") is not None:
-            return self._acl(request, bucket, data)
-        if request.key is None and parameter(request, "versioning") is not None and request.method == "GET":
-            return xml_answer("VersioningConfiguration", "")
-        setting = setting_of(request)
-        if setting is not None:
-            return bucket_setting(request, bucket, setting, data)
-        if request.key is None and request.method == "DELETE" and not request.query:
-            return self._delete_bucket(bucket)
-        raise s3_error("NotImplemented")
-
-    def _acl(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
-        if request.key is not None:
-            bucket.object(request.key)
-        if request.method == "PUT":
-            if data:
-                parse_xml(data)
-            return MemoryResponse(200)
-        return xml_answer("AccessControlPolicy", f"{listing.OWNER}<AccessControlList></AccessControlList>")
-
-    def _delete_bucket(self, bucket: Bucket) -> MemoryResponse:
-        if bucket.objects:
-            raise s3_error("BucketNotEmpty", BucketName=bucket.name)
-        del self.buckets[bucket.name]
-        return MemoryResponse(204)
-
-    def _location(self) -> MemoryResponse:
-        name = "" if self.region == "us-east-1" else self.region
-        body = document("LocationConstraint", name)
-        return MemoryResponse(200, {"content-type": "application/xml"}, BytesContent(body))
+def xml_answer_of(root: str, text: str) -> StoreResponse:
+    return StoreResponse(200, {"content-type": "application/xml"}, document(root, text))
 
 
-def _md5(content: Content) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in multipart.pieces_of(content):
-        digest.update(piece)
-    return digest.hexdigest()
+def _rename(request: OriginRequest, bucket: Bucket) -> StoreResponse:
+    """RenameObject: nothing but the key changes. Sources are named `/bucket/key` or by the key alone."""
+    named = unquote(request.headers["x-amz-rename-source"])
+    source = bucket.object(named.removeprefix(f"/{bucket.name}/"))
+    prefix = "x-amz-rename-source-"
+    check_write(
+        {name.removeprefix(prefix): value for name, value in request.headers.items() if name.startswith(prefix)},
+        source.etag,
+    )
+    key = request.key or ""
+    check_write(request.headers, bucket.etag_of(key))
+    bucket.remove(source.key)
+    bucket.put(replace(source, key=key))
+    return StoreResponse(200)
+
+
+def _tagging(request: OriginRequest, bucket: Bucket, data: bytes) -> StoreResponse:
+    """GetObjectTagging, PutObjectTagging, DeleteObjectTagging."""
+    stored = bucket.object(request.key or "")
+    if request.method == "GET":
+        empty = document("Tagging", "<TagSet></TagSet>")
+        return StoreResponse(200, {"content-type": "application/xml"}, stored.tagging or empty)
+    if request.method == "PUT":
+        parse_xml(data)
+    bucket.put(replace(stored, tagging=data if request.method == "PUT" else None))
+    return StoreResponse(200 if request.method == "PUT" else 204)
+
+
+def _acl(request: OriginRequest, bucket: Bucket, data: bytes) -> StoreResponse:
+    if request.key is not None:
+        bucket.object(request.key)
+    if request.method == "PUT":
+        if data:
+            parse_xml(data)
+        return StoreResponse(200)
+    return xml_answer("AccessControlPolicy", f"{OWNER}<AccessControlList></AccessControlList>")
 
 
 def _altered(headers: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An answer of `MemoryOrigin`."""
+"""An answer of `MemoryOrigin`, and the object that it reads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,33 @@ from types import TracebackType
 from typing import Self
 
 from gateway.core.errors import OriginBodyError
+from gateway.core.model import ByteRange
 from gateway.origin.receive_buffer import ReceiveBuffer
-from tests.support.memory_origin.content import BytesContent, Content
+from gateway.origin.stores.response import StoreResponse
+from gateway.origin.stores.store import Found
+from tests.support.memory_origin.content import BytesContent, Content, SlicedContent
 from tests.support.memory_origin.faults import CutBody
 
 _PIECE_BYTES = 256 * 1024
+
+
+@dataclass(slots=True)
+class MemoryReading:
+    """`Reading` of a content."""
+
+    found: Found
+    content: Content
+    tagging: bytes | None = None
+
+    async def pieces(self, wanted: ByteRange, buffer: ReceiveBuffer) -> AsyncIterator[bytes]:
+        for offset in range(wanted.first, wanted.last + 1, _PIECE_BYTES):
+            yield self.content.read(offset, min(_PIECE_BYTES, wanted.last + 1 - offset))
+
+    def whole(self, wanted: ByteRange) -> memoryview | None:
+        return None
+
+    async def aclose(self) -> None:
+        return
 
 
 @dataclass(slots=True)
@@ -27,6 +49,16 @@ class MemoryResponse:
     cut: CutBody | None = None
     _offset: int = 0
     closed: bool = False
+
+    @classmethod
+    def of(cls, answer: StoreResponse, request_method: str) -> Self:
+        """The answer of a `MemoryStore`, with the content that it reads."""
+        content: Content = BytesContent(answer.body)
+        if isinstance(answer.reading, MemoryReading):
+            content = BytesContent(b"")
+            if answer.wanted is not None:
+                content = SlicedContent(answer.reading.content, answer.wanted.first, answer.wanted.length)
+        return cls(answer.status, answer.headers, content, request_method != "HEAD")
 
     async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes]:
         end = self.content.size_bytes if self.with_body else 0

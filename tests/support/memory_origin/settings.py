@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from xml.etree.ElementTree import Element, ParseError
+
+from defusedxml.common import DefusedXmlException
+from defusedxml.ElementTree import fromstring
 
 from gateway.origin.client import OriginRequest
+from gateway.origin.stores.listing import parameter
+from gateway.origin.stores.response import StoreResponse
 from gateway.s3.error_codes import s3_error
-from tests.support.memory_origin.content import BytesContent
-from tests.support.memory_origin.objects import parameter, parse_xml
-from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket
 
 _NOT_SET: Mapping[str, tuple[str, str]] = {
@@ -28,6 +31,17 @@ _LASTING = frozenset({"object-lock"})
 """Settings that have no DELETE."""
 
 
+def parse_xml(data: bytes) -> Element:
+    """The root element, its namespace and its children's taken off; S3Error MalformedXML."""
+    try:
+        root: Element = fromstring(data, forbid_dtd=True)
+    except (ParseError, DefusedXmlException):
+        raise s3_error("MalformedXML") from None
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2]
+    return root
+
+
 def setting_of(request: OriginRequest) -> str | None:
     """The setting that the request is about."""
     if request.key is not None:
@@ -35,18 +49,18 @@ def setting_of(request: OriginRequest) -> str | None:
     return next((name for name in _NOT_SET if parameter(request, name) is not None), None)
 
 
-def bucket_setting(request: OriginRequest, bucket: Bucket, name: str, data: bytes) -> MemoryResponse:
+def bucket_setting(request: OriginRequest, bucket: Bucket, name: str, data: bytes) -> StoreResponse:
     """Get, put or delete the document of one setting."""
     if request.method == "PUT":
         parse_xml(data)
         bucket.settings[name] = data
-        return MemoryResponse(200)
+        return StoreResponse(200)
     if request.method == "DELETE" and name not in _LASTING:
         bucket.settings.pop(name, None)
-        return MemoryResponse(204)
+        return StoreResponse(204)
     if request.method != "GET":
         raise s3_error("MethodNotAllowed")
     if name not in bucket.settings:
         code, message = _NOT_SET[name]
         raise s3_error(code, message, status=404, BucketName=bucket.name)
-    return MemoryResponse(200, {"content-type": "application/xml"}, BytesContent(bucket.settings[name]))
+    return StoreResponse(200, {"content-type": "application/xml"}, bucket.settings[name])

@@ -189,6 +189,7 @@ MEMORY_HUNGRY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEMORY_HUNGRY)
 def test_memory_is_bounded_by_the_length(kind: str) -> None:
     """Whatever the bytes are: a few times their length."""
@@ -222,6 +223,7 @@ def test_an_index_that_is_none_is_not_understood(content: bytes) -> None:
     assert isinstance(named("m.index.json", content), NotUnderstood)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),

@@ -41,7 +41,8 @@ MEANINGS = {
     "honoured": Honoured.YES,
     "ignored": Honoured.IGNORED,
     "refused": Honoured.REFUSED,
-    "unquoted": Honoured.REFUSED,
+    "unquoted": Honoured.CREATES,
+    "no if-match": Honoured.CREATES,
     "always fails": Honoured.REFUSED,
 }
 
@@ -63,11 +64,11 @@ class Kind:
         does = self._does.get(self._operation(request), "honoured")
         if len(plain) == len(request.headers) or does == "honoured":
             return await self._origin.send(request)
-        if does == "refused":
+        if does == "refused" or (does == "no if-match" and "if-match" in request.headers):
             return self._origin.refusal(Answer(501, "NotImplemented"))
         if does == "always fails" or (does == "unquoted" and '"' in request.headers.get("if-match", "")):
             return self._origin.refusal(Answer(412, "PreconditionFailed"))
-        if does == "unquoted":
+        if does in ("unquoted", "no if-match"):
             return await self._origin.send(request)
         return await self._origin.send(
             OriginRequest(request.method, request.bucket, request.key, request.query, plain, request.body)
@@ -94,7 +95,8 @@ async def test_each_kind_of_request_is_found_out(put: str, complete: str, delete
     origin = MemoryOrigin(ManualClock())
     bucket = origin.create_bucket("bucket")
     found = await Probe(Kind(origin, put, complete, delete), AT, "slot").run(7.0)
-    assert found == Conditions(MEANINGS[put], MEANINGS[complete], MEANINGS[delete], 7.0)
+    of_delete = min(MEANINGS[delete], Honoured.REFUSED)  # nothing is deleted on the condition that it is not there
+    assert found == Conditions(MEANINGS[put], MEANINGS[complete], of_delete, 7.0)
     assert not bucket.objects
     assert not bucket.uploads
     assert {call.key for call in origin.calls} == {AT.key}
@@ -382,7 +384,7 @@ async def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(
     buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))
     await buffer.passes(60.0, lambda: buffer.bucket.objects["k"].etag != old, step=0.5)
     await buffer.flushed()
-    assert conditions(buffer).put is Honoured.REFUSED
+    assert conditions(buffer).put is Honoured.CREATES
 
 
 @pytest.mark.slow

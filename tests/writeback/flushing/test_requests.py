@@ -135,7 +135,8 @@ async def test_a_node_with_a_wrong_clock_tells_older_from_newer(
     if is_older:
         buffer.origin.put("bucket", "k", b"theirs")
     await buffer.clock.advance(60.0)
-    right = buffer.origin._clock = ManualClock()
+    right = ManualClock()
+    buffer.origin.set_clock(right)
     await right.advance(1000.0 + 60.0)
     if is_older:
         stored = buffer.bucket.object("k")

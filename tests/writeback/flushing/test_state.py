@@ -183,6 +183,15 @@ def test_where_conditions_are_honoured_one_says_it_all() -> None:
         assert play(Progress(tombstone(), replace(ALL, delete=honoured))) == [Ask.HEAD]
 
 
+def test_a_bucket_that_only_creates_is_looked_at_before_it_overwrites() -> None:
+    """What is new goes under its condition, without a look; what replaces something goes without, behind a look."""
+    creates = replace(ALL, put=Honoured.CREATES)
+    assert play(Progress(single(expected=ExpectedVersion(absent=True)), creates)) == [Finish(None)]
+    replaces = single(expected=ExpectedVersion(('"old"',)))
+    assert play(Progress(replaces, creates)) == [Ask.HEAD]
+    assert play(Progress(replaces, creates), Headed('"old"')) == [Finish('"old"', is_conditional=False)]
+
+
 def test_what_was_seen_last_is_expected_first_or_nothing() -> None:
     """Whether that was so is for the condition to say; what would be sent in vain is large only after a look."""
     for seen, etag in ((ExpectedVersion(('"a"',), known=False), '"a"'), (ExpectedVersion(known=False), None)):
@@ -598,7 +607,7 @@ class _Origin:
         """What becomes of a request under a condition."""
         if not condition or self.does[kind] == "ignored":
             return None
-        if self.does[kind] == "refused":
+        if self.does[kind] == "refused" or (self.does[kind] == "creates" and expected is not None):
             return WriteRefused("NotImplemented")
         if self.etag == expected:
             return None
@@ -756,7 +765,12 @@ def _failed(instruction: Instruction, failure: Lost | WriteRefused) -> Event:
     return PartFailed(instruction.origin_upload_id, instruction.part.number, failure)
 
 
-KNOWN = {"honoured": Honoured.YES, "ignored": Honoured.IGNORED, "refused": Honoured.REFUSED}
+KNOWN = {
+    "honoured": Honoured.YES,
+    "ignored": Honoured.IGNORED,
+    "refused": Honoured.REFUSED,
+    "creates": Honoured.CREATES,
+}
 
 
 @settings(max_examples=200, deadline=None)
@@ -796,7 +810,8 @@ def test_nothing_is_lost_whatever_happens(
     conditions = (
         Conditions(*(KNOWN[does[kind]] for kind in ("put", "complete", "delete"))) if is_probed else Conditions()
     )
-    is_held_off = does[{"object": "put", "upload": "complete", "tombstone": "delete"}[what]] == "honoured"
+    how = does[{"object": "put", "upload": "complete", "tombstone": "delete"}[what]]
+    is_held_off = how == "honoured" or (how == "creates" and old is None)
     progress = world.restart(conditions)
     queue = list(progress.begin())
     for turn in range(400):

@@ -53,6 +53,7 @@ def test_a_whole_log_is_whole(written: Path, tmp_path: Path) -> None:
     check_log(tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_loses_more_than_the_last_commit_unseen(written: Path, tmp_path: Path) -> None:
     """8.6 Anywhere in the log: it is refused, or SQLite finds all of the commits, or all but the last."""
     whole, refused = (written / "journal-wal").read_bytes(), 0

@@ -746,7 +746,7 @@ def test_own_doings_are_forgotten_when_nobody_can_ask_for_them(
 
 def test_what_is_known_of_a_buckets_conditions_outlives_what_says_nothing_of_them(tx: JournalTransaction) -> None:
     """An answer to a write tells of ETags, and a probe of conditions."""
-    conditions = Conditions(Honoured.YES, Honoured.IGNORED, Honoured.REFUSED, 5.0)
+    conditions = Conditions(Honoured.CREATES, Honoured.IGNORED, Honoured.REFUSED, 5.0)
     tx.buckets.learn("bucket", BucketCapabilities(True, True, 1.0, conditions))
     tx.buckets.learn("bucket", BucketCapabilities(False, True, 2.0))
     assert tx.buckets.capabilities("bucket") == BucketCapabilities(False, True, 2.0, conditions)

@@ -105,8 +105,27 @@ seccompProfile:
           fieldPath: spec.nodeName
     - name: FOREBAY_CLUSTER__LISTEN
       value: "0.0.0.0:{{ .Values.ports.peer }}"
+    {{- with .Values.cluster.redis }}
+    {{- if .url }}
+    - name: FOREBAY_CLUSTER__REDIS
+      value: {{ .url | quote }}
+    {{- if .user }}
+    - name: FOREBAY_CLUSTER__REDIS_USER
+      value: {{ .user | quote }}
+    {{- end }}
+    {{- if .passwordKey }}
+    - name: FOREBAY_CLUSTER__REDIS_PASSWORD_FILE
+      value: /etc/forebay/cluster/{{ .passwordKey }}
+    {{- end }}
+    {{- if .sentinelPasswordKey }}
+    - name: FOREBAY_CLUSTER__SENTINEL_PASSWORD_FILE
+      value: /etc/forebay/cluster/{{ .sentinelPasswordKey }}
+    {{- end }}
+    {{- else }}
     - name: FOREBAY_CLUSTER__MEMBERS  # the addresses of all pods; each knows its own
-      value: '["dns://{{ include "forebay.name" . }}-peers:{{ .Values.ports.peer }}"]'
+      value: '["dns://{{ include "forebay.name" $ }}-peers:{{ $.Values.ports.peer }}"]'
+    {{- end }}
+    {{- end }}
     {{- end }}
   ports:
     {{- if ne .Values.mode "sidecar" }}

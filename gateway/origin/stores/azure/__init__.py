@@ -1,0 +1,1 @@
+"""Azure Blob as a store: blobs of a container are objects of a bucket."""

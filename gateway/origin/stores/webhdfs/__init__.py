@@ -1,0 +1,1 @@
+"""HDFS by its REST interface, read-only."""
