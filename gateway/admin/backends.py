@@ -120,9 +120,10 @@ class StateHolder:
     def __init__(self) -> None:
         self._state: GatewayState | None = None
 
-    def take(self, line: bytes) -> None:
-        """Replace the state by the one in a line from the supervisor."""
+    def take(self, line: bytes) -> bool:
+        """Replace the state by the one in a line from the supervisor; return whether the gateway is ready by it."""
         self._state = GatewayState.model_validate_json(line)
+        return self._state.ready
 
     @property
     def state(self) -> GatewayState | None:

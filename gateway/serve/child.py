@@ -27,7 +27,7 @@ from gateway.config import TracingSettings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.serve import pipes
-from gateway.serve.child_config import BACKGROUND, ChildConfig, ChildContext, process_number
+from gateway.serve.child_config import BACKGROUND, SHOWS_READY, ChildConfig, ChildContext, process_number
 from gateway.serve.claim import refusal_when_full
 from gateway.serve.pipes import ReportPipe
 from gateway.serve.system import set_process_title
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     if (first := next(lines, None)) is None:  # the supervisor is gone, or has given up this start
         sys.exit(1)
     config = ChildConfig.from_line(first)
-    changes = _Changes(config, _states() if name == BACKGROUND else lambda _line: None)
+    changes = _Changes(config, _states() if name == BACKGROUND else lambda _line: False, report.tell)
     try:
         configure_logs(config.settings.logging.level, config.settings.logging.format, name)
         pipes.hold(lines, changes.take)
@@ -87,8 +87,9 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
 class _Changes:
     """The supervisor's messages while the process runs: written by one thread, read by the event loop."""
 
-    def __init__(self, config: ChildConfig, states: Callable[[bytes], None]) -> None:
+    def __init__(self, config: ChildConfig, states: Callable[[bytes], bool], tell: Callable[[str], bool]) -> None:
         self._states = states
+        self._tell = tell
         self._loop: asyncio.AbstractEventLoop | None = None
         self._come = asyncio.Event()
         self._latest = config
@@ -97,16 +98,24 @@ class _Changes:
         """Take a line that has come; any thread."""
         document = orjson.loads(line)
         if "settings" not in document:
-            self._states(line)
+            if self._states(line):
+                self._call(self._tell, SHOWS_READY)
             return
         self._latest = ChildConfig.from_document(document)
+        self._call(self._come.set)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the process is about to
-                self._loop.call_soon_threadsafe(self._come.set)
+                self._loop.call_soon_threadsafe(function, *arguments)
 
-    async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], bool]) -> None:
+    def come_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on tell this loop what comes."""
+        self._loop = loop
+
+    async def follow(self, config: ChildConfig, live: LiveSettings) -> None:
         """For ever, follow the last configuration that has come. If that fails, another process must follow it."""
-        self._loop, generation = asyncio.get_running_loop(), config.generation
+        generation = config.generation
         while True:
             latest = self._latest
             if latest.generation != generation:
@@ -117,16 +126,17 @@ class _Changes:
                     if self._latest is not latest:  # a later change may mend it
                         continue
                     _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
-                    tell(f"behind {error}")
+                    self._tell(f"behind {error}")
                 else:
                     keep_names_in_metrics(latest.settings)
-                    tell(f"follows {generation}")
+                    self._tell(f"follows {generation}")
             if self._latest is latest:
                 await self._come.wait()
                 self._come.clear()
 
 
-def _states() -> Callable[[bytes], None]:
+def _states() -> Callable[[bytes], bool]:
+    """Return what takes a state in, and says whether the admin port shows a ready gateway from now on."""
     from gateway.admin.backends import CURRENT
 
     return CURRENT.take
@@ -176,12 +186,13 @@ async def _run(
     following: asyncio.Task[None] | None = None
 
     report.follow(loop)
+    changes.come_to(loop)
 
     def ready() -> None:
         """From now on all parts are there that are to follow."""
         nonlocal following
         report.tell("ready")
-        following = asyncio.create_task(changes.follow(config, live, report.tell), name="changes of settings")
+        following = asyncio.create_task(changes.follow(config, live), name="changes of settings")
 
     path = config.settings.logging.audit_file
     audit = AuditLog(path, name) if path is not None else None

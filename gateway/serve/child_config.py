@@ -25,6 +25,9 @@ from gateway.telemetry.tracing import Tracer
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""
 
+SHOWS_READY = "shows-ready"
+"""What the background process reports when the admin port answers that the gateway is ready."""
+
 
 _KINDS = ("slots", "credentials", "classes")
 

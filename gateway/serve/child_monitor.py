@@ -14,7 +14,7 @@ import structlog
 
 from gateway.api.documents import Process
 from gateway.core.errors import StartupError, StoreUnavailable
-from gateway.serve.child_config import generation_of, process_number
+from gateway.serve.child_config import SHOWS_READY, generation_of, process_number
 from gateway.serve.fork_server import Child, ForkServer, ForkServerEnded, describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import SharedFiles
 from gateway.telemetry import metric_kinds, metrics
@@ -238,6 +238,8 @@ class ChildMonitor:
         self._last_end_at: float | None = None
         self._restarting = False
         self._stopping = asyncio.Event()
+        self.shows_ready = asyncio.Event()
+        """Set once the child, the background process, has told others that the gateway is ready."""
 
     @property
     def name(self) -> str:
@@ -370,6 +372,8 @@ class ChildMonitor:
                 self.restart()
             elif word == "asks":
                 self._asked(rest)
+            elif word == SHOWS_READY:
+                self.shows_ready.set()
 
     async def _until_ready(self, child: ChildProcess) -> None:
         """Wait. A child that turns may take its time; the hang watch kills one that does not."""

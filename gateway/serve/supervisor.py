@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
 _SHARED_LOOK_SECONDS = 1.0
 _SAME_STOP_SECONDS = 1.0
+_SHOWN_SECONDS = 2.0
 """A signal so soon after the first is that one told twice: `timeout` signals the process and its group."""
 _ANSWERS_KEPT = 64
 """Limit of answers to questions over the admin port: each is looked at many times a second."""
@@ -303,6 +304,8 @@ class _Supervisor:
         if not await self._start_all():
             return 0
         self._audit = _open_audit(self._config.settings)
+        with suppress(TimeoutError):  # who reads the line may ask the admin port at once
+            await asyncio.wait_for(self._background.shows_ready.wait(), _SHOWN_SECONDS)
         self._announce()
         keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
         besides = [

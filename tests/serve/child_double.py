@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from gateway.admin.backends import GatewayState
 from gateway.serve import child
 from gateway.serve.child_config import ChildContext
 
 SLOW_SECONDS = 4.0
 """Longer than a hung process is left alone in the test, which does so for a shorter time than in earnest."""
+
+READING_SECONDS = 0.3
 
 
 def load() -> None:
@@ -42,6 +47,8 @@ async def _behave(context: ChildContext) -> None:
         signal.raise_signal(signal.SIGSTOP)
     if what == "starts-slowly":
         await asyncio.sleep(SLOW_SECONDS)
+    if what == "reads-states-slowly":
+        _read_states_slowly(directory)
     context.ready()
     if what == "ignores-sigterm":
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
@@ -54,3 +61,17 @@ async def _behave(context: ChildContext) -> None:
     ):
         signal.raise_signal(signal.SIGKILL)
     await context.stop.wait()
+
+
+def _read_states_slowly(directory: Path) -> None:
+    """Take a while over the state that says that all are ready; the file `shown` is there afterwards."""
+    read = GatewayState.model_validate_json
+
+    def slowly(line: bytes) -> GatewayState:
+        state = read(line)
+        if state.ready:
+            time.sleep(READING_SECONDS)
+            (directory / "shown").touch()
+        return state
+
+    GatewayState.model_validate_json = slowly  # type: ignore[method-assign, assignment]

@@ -113,6 +113,14 @@ def test_a_child_that_can_start_no_thread_says_which_limit_it_is(tmp_path: Path)
     )
 
 
+def test_the_admin_port_is_ready_when_the_gateway_says_so(tmp_path: Path) -> None:
+    """Who has read the readiness line and asks /readyz at once gets 200, however slow the background process is."""
+    with supervised(tmp_path, "background reads-states-slowly") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        assert (tmp_path / "shown").exists()
+
+
 @pytest.mark.slow
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """A little after the grace time; the gateway as a whole ends well."""

@@ -111,6 +111,7 @@ def _key_refused(scene: Scene) -> None:
     denied = scene.origin.model.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied", body=_DENIED), times=None)
     scene.did("The new key may read, and not write: PutObject is answered 403 AccessDenied")
     scene.save("checkpoints/step-2")
+    scene.until("a flush has failed", lambda: scene.failing() > 0)
     scene.until_alert("ForebayFlushFailing")
     scene.look()
     scene.run("writeback", "list", "s3://", "--problems")
@@ -132,6 +133,7 @@ def _wrong_clock(scene: Scene) -> None:
         "The bucket refuses also what is signed by the time that its answers tell: one of its servers has another"
     )
     scene.save("checkpoints/step-2")
+    scene.until("a flush has failed", lambda: scene.failing() > 0)
     scene.until_alert("ForebayFlushFailing")
     faults.append(scene.origin.model.inject(lambda _: True, skewed, times=None))
     scene.read("data/shard-00")

@@ -195,8 +195,15 @@ class Scene:
         )
 
     def conflicts(self) -> int:
+        return self._pending("conflicts")
+
+    def failing(self) -> int:
+        """Objects that the bucket refuses."""
+        return self._pending("failing")
+
+    def _pending(self, figure: str) -> int:
         document = self.gateway.status()["writeback"]
-        return 0 if document is None else int(document["conflicts"])
+        return 0 if document is None else int(document[figure])
 
     def compare_export(self, directory: Path) -> None:
         """Whether `forebay writeback export` has copied what waits, byte for byte."""
@@ -348,8 +355,7 @@ class Scene:
 
     def waiting(self) -> int:
         """Objects that the bucket does not have, as the gateway counts them."""
-        document = self.gateway.status()["writeback"]
-        return 0 if document is None else int(document["objects"])
+        return self._pending("objects")
 
     def flush(self) -> None:
         """Everything that waits gets to the bucket; Missed where it does not."""

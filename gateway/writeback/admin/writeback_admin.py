@@ -27,7 +27,8 @@ from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 _log = structlog.get_logger("forebay.writeback")
 
 REMEMBERED_SECONDS = 2.0
-"""Seconds for which the figures of all slots are reused: they cost a look at every row."""
+"""Seconds for which the figures of all slots are reused: they cost a look at every row. "Nothing is pending" costs
+none, and is never reused: whoever asks may stop the machine by it."""
 
 
 class Decision(Enum):
@@ -57,13 +58,13 @@ class WritebackAdmin(FlushReport):
         self._summary: tuple[float, to.Writeback] | None = None
 
     async def summary(self) -> to.Writeback:
-        """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
-        now = self._clock.monotonic()
-        if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
+        """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old where there is any."""
+        now, found = self._clock.monotonic(), self._summary
+        if found is None or now - found[0] > REMEMBERED_SECONDS or not (found[1].objects or found[1].open_uploads):
             slots = await self._queries.slots(self._buffers)
             buckets = self._journal.read(lambda tx: tx.buckets.all_capabilities())
-            self._summary = now, _summary(slots, buckets, self._journal.problem)
-        return self._summary[1]
+            found = self._summary = now, _summary(slots, buckets, self._journal.problem)
+        return found[1]
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """Return a page of pending objects under a prefix, in the order of keys; `next` is null after the last page."""
