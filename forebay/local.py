@@ -243,10 +243,11 @@ class Reader:
         found = credentials or Credentials.found()
         if found is None:
             raise ValueError("no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        self._credentials = found
-        endpoint_url = endpoint_url or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-        region = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-        self._http = HttpReads(endpoint_url or ENDPOINT_URL, found, region, user_agent)
+        self.credentials = found
+        given_url = endpoint_url or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+        self.endpoint_url = given_url or ENDPOINT_URL
+        self.region = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+        self.http = HttpReads(self.endpoint_url, found, self.region, user_agent)
         self._agent = user_agent
         self._crc32c = _crc32c() if verify else None
         self._is_possible = not verify or self._crc32c is not None
@@ -311,7 +312,7 @@ class Reader:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
-        self._http.close()
+        self.http.close()
 
     # Files
 
@@ -441,7 +442,7 @@ class Reader:
             if time.monotonic() < self._again_at:
                 raise NoGateway(f"{self._path}: there was no gateway a moment ago")
             try:
-                self._link = _Link(self._path, self._credentials, self._agent)
+                self._link = _Link(self._path, self.credentials, self._agent)
             except NoGateway as error:
                 self._again_at = time.monotonic() + AGAIN_SECONDS
                 self._say(str(error))
@@ -474,12 +475,12 @@ class Reader:
 
     def _by_http(self, gets: Sequence[tuple[str, int, int, str]]) -> Iterator[memoryview]:
         if len(gets) == 1:
-            return iter([self._http.get(*gets[0])])
+            return iter([self.http.get(*gets[0])])
         with self._pool_lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._http_threads, thread_name_prefix="forebay-http")
             executor = self._executor
-        return executor.map(lambda get: self._http.get(*get), gets)
+        return executor.map(lambda get: self.http.get(*get), gets)
 
 
 def _references(pool: list[bytearray], number: int) -> int:
@@ -514,7 +515,7 @@ def _after_fork() -> None:
     for reader in list(_readers):
         link = reader._link
         reader._begin()
-        reader._http.close()
+        reader.http.close()
         if link is not None:
             for file in link.files.values():  # copies of the parent's, which its threads may have been reading
                 file.close()

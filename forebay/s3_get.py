@@ -1,4 +1,4 @@
-"""GETs of objects over HTTP, signed (SigV4), with the standard library alone."""
+"""GETs and HEADs of objects over HTTP, signed (SigV4), with the standard library alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hmac
 import http.client
 import os
 import time
+from email.message import Message
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -45,7 +46,7 @@ class ReadError(OSError):
 
 
 class HttpReads:
-    """Connections that threads share, each for one GET at a time. A fork's child calls `close` first."""
+    """Connections that threads share, each for one request at a time. A fork's child calls `close` first."""
 
     def __init__(self, endpoint_url: str, credentials: Credentials, region: str, agent: str) -> None:
         parts = urlsplit(endpoint_url)
@@ -58,13 +59,20 @@ class HttpReads:
 
         With an `etag`, another version is refused. Refusals that may pass are tried again, and connections that fail.
         """
+        return memoryview(self._ask("GET", name, first, count, etag)[1])
+
+    def head(self, name: str) -> Message:
+        """Return the headers of an object. Raises as `get`."""
+        return self._ask("HEAD", name)[0]
+
+    def _ask(self, method: str, name: str, first: int = 0, count: int = 0, etag: str = "") -> tuple[Message, bytes]:
         path, error = "/" + quote(name, safe="/-._~", errors="surrogateescape"), ReadError("no answer", 0)
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 time.sleep(min(0.1 * 2**attempt, 3.0))
             connection = self._connection()
             try:
-                connection.request("GET", path, headers=self._headers(path, first, count, etag))
+                connection.request(method, path, headers=self._headers(method, path, first, count, etag))
                 answer = connection.getresponse()
                 body = answer.read()
             except (OSError, http.client.HTTPException) as failure:
@@ -74,7 +82,7 @@ class HttpReads:
                 continue
             self._idle.append(connection)
             if answer.status in (200, 206):
-                return memoryview(body)
+                return answer.headers, body
             text = body[:2000].decode("utf-8", "replace")
             error = ReadError(f"{name}: HTTP {answer.status}: {text}", answer.status)
             if answer.status < 500 and answer.status != 429:
@@ -97,7 +105,7 @@ class HttpReads:
             kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
             return kind(self._host, timeout=TIMEOUT_SECONDS)
 
-    def _headers(self, path: str, first: int, count: int, etag: str) -> dict[str, str]:
+    def _headers(self, method: str, path: str, first: int, count: int, etag: str) -> dict[str, str]:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         signed = {"host": self._host, "x-amz-content-sha256": _NOTHING, "x-amz-date": now}
         if first or count:
@@ -108,7 +116,7 @@ class HttpReads:
             signed["x-amz-security-token"] = self._credentials.session_token
         names = ";".join(sorted(signed))
         lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
-        request = f"GET\n{path}\n\n{lines}\n{names}\n{_NOTHING}"
+        request = f"{method}\n{path}\n\n{lines}\n{names}\n{_NOTHING}"
         scope = f"{now[:8]}/{self._region}/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
         key = f"AWS4{self._credentials.secret_access_key}".encode()

@@ -39,6 +39,7 @@ from gateway.cli.flush import flush
 from gateway.cli.init import init
 from gateway.cli.jobs import evict, jobs, pin, refresh, unpin, warm
 from gateway.cli.looks import callers, explain, requests, show_status, slots
+from gateway.cli.mount import mount
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
 from gateway.config.loading import CommandEnvironment, load_settings
@@ -286,6 +287,12 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str, *tuple[str, ...]], ...] = 
     (evict, CACHE, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
     (pin, CACHE, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
     (unpin, CACHE, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),
+    (
+        mount,
+        CACHE,
+        "Show a prefix as files that can be read.",
+        "forebay mount s3://train/images /mnt/images --read-only",
+    ),
     (jobs, CACHE, "Show such work, or cancel it.", "forebay jobs", "forebay jobs 1b9d6bcd0a3e --cancel"),
     (
         flush,

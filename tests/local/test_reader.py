@@ -202,11 +202,11 @@ async def test_connections_that_have_died_fail_no_read(tmp_path: Path) -> None:
     async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
         gateway.origin.put("bucket", "k", b"bytes")
         reader = local.reader()
-        dead = [reader._http._connection() for _ in range(2 * s3_get.ATTEMPTS_MAX)]
+        dead = [reader.http._connection() for _ in range(2 * s3_get.ATTEMPTS_MAX)]
         for connection in dead:
             connection.sock, gone = socket.socketpair()
             gone.close()
-        reader._http._idle += dead
+        reader.http._idle += dead
         assert await local.read(reader, "bucket/k") == [b"bytes"]
 
 

@@ -28,7 +28,7 @@ KINDS = ("s3fs", "rclone", "juicefs")
 
 
 class Mount:
-    """`examples/mount-KIND.sh` between entering and leaving.
+    """`examples/mount-KIND.sh`, or `forebay mount`, between entering and leaving.
 
     `url` is the gateway's, or any S3's; `path` is the bucket and the prefix. JuiceFS keeps its names in SQLite, in a
     directory that leaving removes. Leaving asserts that the daemon ends when it is unmounted.
@@ -78,7 +78,10 @@ class Mount:
 
     def mount(self) -> None:
         """Mount it; once more after `unmount`, with nothing in the caches of a process."""
-        command = ["sh", f"examples/mount-{self.kind}.sh", f"s3://{self._path}", str(self.where)]
+        what = [f"s3://{self._path}", str(self.where)]
+        command = ["sh", f"examples/mount-{self.kind}.sh", *what]
+        if self.kind == "forebay":
+            command = ["forebay", "mount", *what, "--read-only", "--remember", "0s"]
         if self.kind == "juicefs":
             command.append(f"sqlite3://{self._base}/names.db")
         # The daemon inherits the mark, and the streams: a file, as nobody would read a pipe to its end.
