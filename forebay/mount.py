@@ -126,9 +126,11 @@ class Mount:
     @_told
     def getattr(self, path: str, _: int | None = None) -> dict[str, Any]:
         """Return the attributes, of the version that is open if one is."""
-        entry = self._tree.entry(path[1:], self.remember_seconds)
         with self._lock:
             opened = self._opened.get(path)
+        entry = opened.entry if opened is not None else self._tree.entry(path[1:], self.remember_seconds)
+        with self._lock:
+            opened = self._opened.get(path)  # it may have been opened or closed meanwhile
             if opened is not None:
                 entry = opened.entry
             elif entry is not None:

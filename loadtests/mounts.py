@@ -5,13 +5,15 @@
 s3fs, rclone and JuiceFS, mounted by the scripts of examples/. A file of 256 MB is written with fsync and close, and
 read; 200 files of 4 KiB are written and closed, listed, and read again. Before each reading the file system is mounted
 anew, so that nothing is in its own caches: it reads from the bucket, or what Forebay kept when it acknowledged it. Then
-twelve files of 4 KiB, each with "is it there?" before and its size behind. All processes share all cores. Through
-Forebay the slot has `write = "back"`; JuiceFS's is `immutable`, the others' are `ttl` with an index.
+twelve files of 4 KiB, each with "is it there?" before and its size behind. `forebay mount` reads what s3fs has written.
+All processes share all cores. Through Forebay the slot has `write = "back"`; JuiceFS's is `immutable`, the others' are
+`ttl` with an index.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -61,7 +63,7 @@ def test(options: Options) -> Report:
     series: dict[str, _Series] = {name: defaultdict(list) for name in _TABLES}
     with machine.on_cores(machine.all_cores()), StrictOrigin() as origin:
         origin.model.create_bucket(BUCKET)
-        with _gateway(origin.endpoint_url) as gateway:
+        with tempfile.TemporaryDirectory() as here, _gateway(origin.endpoint_url, f"{here}/read.sock") as gateway:
             ways = {"direct": origin.endpoint_url, "forebay": gateway.s3_url}
             for number in range(options.rounds):
                 for kind in kinds:
@@ -77,8 +79,11 @@ def test(options: Options) -> Report:
                             origin.latency_seconds = _AWAY_SECONDS
                             for name, seconds in _measured(mount, f"round-{number}", options.scale, gateway):
                                 series[name][f"{kind}, {way}"].append(seconds)
+                                if (name, kind, way) == ("read_files", "s3fs", "forebay"):
+                                    of_mount = _read_only(mount, f"{here}/read.sock", f"round-{number}", options.scale)
+                                    for read, took in of_mount:
+                                        series[read]["forebay mount"].append(took)
                             asked[f"{kind}, {way}"].append(1 + _asked(origin, mount))
-                            origin.latency_seconds = 0.0
     report.tables = [Measured(what, "s", series[name]) for name, what in _TABLES.items()]
     if few := series["few_files"]["s3fs, forebay"]:
         report.verdicts = [Verdict(f"{FEW} small files through s3fs and Forebay, s", mean_of(few), at_most(0.4))]
@@ -115,6 +120,16 @@ def _measured(mount: Mount, directory: str, scale: float, gateway: GatewayProces
         yield name, _do(mount, name, directory, scale)
 
 
+def _read_only(other: Mount, socket: str, directory: str, scale: float) -> Iterator[tuple[str, float]]:
+    """Yield what reading takes by `forebay mount` of the prefix of another mount."""
+    for names in (["read_large"], ["list_files", "read_files"]):
+        mount = Mount("forebay", other.environment["AWS_ENDPOINT_URL"], other.path, _KEYS)
+        mount.environment["FOREBAY_LOCAL_SOCKET"] = socket
+        with mount:
+            for name in names:
+                yield name, _do(mount, name, directory, scale)
+
+
 def _wait_until_sent(mount: Mount, scale: float, count: int) -> None:
     """rclone sends later, and what it has not sent when it is unmounted is lost."""
     if mount.kind != "rclone":
@@ -146,11 +161,12 @@ def _until_flushed(gateway: GatewayProcess) -> None:
 
 
 @contextmanager
-def _gateway(origin_url: str) -> Iterator[GatewayProcess]:
+def _gateway(origin_url: str, local_socket: str) -> Iterator[GatewayProcess]:
     back = {"mode": "read-write", "write": "back", "buffer": "1GiB"}
     indexed = back | {"consistency": "ttl", "negative_ttl": "60s", "index": True, "index_refresh": "30s"}
     config: dict[str, Any] = {
         "origin": {"endpoint_url": origin_url, "access_key_id": _KEYS[0], "secret_access_key": _KEYS[1]},
+        "server": {"local_socket": local_socket},
         "cache": {"capacity": "4GiB", "persistent": True},
         "slots": [
             {"name": "s3fs", "prefix": f"s3://{BUCKET}/s3fs/"} | indexed,

@@ -112,6 +112,7 @@ def gateway(local_socket: str) -> Iterator[GatewayProcess]:
 @pytest.fixture(scope="module")
 def mount(gateway: GatewayProcess, local_socket: str) -> Iterator[Mount]:
     made = Mount("forebay", gateway.s3_url, BUCKET, (ACCESS_KEY_ID, SECRET_ACCESS_KEY))
+    made.options = ["--remember", "0s"]
     made.environment["FOREBAY_LOCAL_SOCKET"] = local_socket
     with made as mounted:
         yield mounted

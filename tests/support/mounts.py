@@ -36,7 +36,10 @@ class Mount:
 
     def __init__(self, kind: str, url: str, path: str, keys: tuple[str, str], region: str = "us-east-1") -> None:
         self.kind = kind
-        self._path = path
+        self.options: list[str] = []
+        """Of `forebay mount`."""
+
+        self.path = path
         self.key_prefix = path.partition("/")[2] + "/"
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-mount-")
         base = Path(self._temporary.name)
@@ -78,10 +81,10 @@ class Mount:
 
     def mount(self) -> None:
         """Mount it; once more after `unmount`, with nothing in the caches of a process."""
-        what = [f"s3://{self._path}", str(self.where)]
+        what = [f"s3://{self.path}", str(self.where)]
         command = ["sh", f"examples/mount-{self.kind}.sh", *what]
         if self.kind == "forebay":
-            command = ["forebay", "mount", *what, "--read-only", "--remember", "0s"]
+            command = ["forebay", "mount", *what, "--read-only", *self.options]
         if self.kind == "juicefs":
             command.append(f"sqlite3://{self._base}/names.db")
         # The daemon inherits the mark, and the streams: a file, as nobody would read a pipe to its end.
