@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import socket
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from gateway.demo.clients import CacheTally, Reader, s3_client, upload
 from gateway.demo.dataset import DATA_PREFIX, StoredObject, Workload, files, shards
+from gateway.demo.ports import free_port
 from gateway.demo.report import Narrator
 from gateway.demo.stack import REGION, DemoError, Interruptions, Servers, started_servers
 
@@ -130,7 +130,7 @@ class _Demo:
         secret = self.servers.directory / "secret"
         secret.write_text(secrets.token_hex(32), encoding="ascii")
         secret.chmod(0o600)
-        peers, nodes = [f"127.0.0.1:{port}" for port in _free_ports(self.count)], []
+        peers, nodes = [f"127.0.0.1:{free_port()}" for _ in range(self.count)], []
         for number, peer in enumerate(peers, start=1):
             config = self.servers.directory / f"{name}-{number}.toml"
             text = _CONFIG.format(url=bucket_url, bucket=self.workload.bucket, cache=config.with_suffix(""))
@@ -160,12 +160,6 @@ class _Demo:
                 one.result()
         seconds = time.perf_counter() - begun
         return Epoch(what, seconds, sum(node.bytes_from_bucket() for node in nodes) - before)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as undo:
-        found = [undo.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in found]
 
 
 _CONFIG = f"""\

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.demo.ports import free_port
 from gateway.s3.headers import first_and_last
 from tests.support.nodes import BLOCK, BUCKET, READ_ONLY, Nodes, nodes
-from tests.support.ports import free_port
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 COPY = "bucket-eu"

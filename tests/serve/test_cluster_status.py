@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.demo.ports import free_port
 from tests.support.gateway_process import GatewayProcess
-from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 SECRET = "the secret of the cluster: 32 characters or more"

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import trustme
 
+from gateway.demo.ports import free_port
 from tests.serve.gated_origin import CONTENT, ETAG, GatedOrigin, gated_origin
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
 from tests.support.peers import SECRET, of_node, of_version, signed
-from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 60.0
 NEXT = b"the next secret of the cluster, 32 characters"

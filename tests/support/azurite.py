@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.ports import free_port
+from gateway.demo.ports import free_port
 from tests.support.waiting import eventually
 
 ACCOUNT = "devstoreaccount1"

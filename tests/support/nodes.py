@@ -28,12 +28,12 @@ from gateway.app.cluster import MEMBERSHIP
 from gateway.cluster.members import Member
 from gateway.cluster.placement import Placement
 from gateway.core.model import ObjectKey
+from gateway.demo.ports import free_port
 from gateway.s3.headers import first_and_last
 from tests.support.asgi import signed_headers
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.names import looked_up_in, tell
 from tests.support.network import HOST, Machine, Network
-from tests.support.ports import free_port
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tests.support.waiting import SECONDS_MAX, eventually
 

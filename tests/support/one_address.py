@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import h11
 import httpx
 
+from gateway.demo.ports import free_port
 from tests.support.connections import answering_aside
 from tests.support.gateway_process import GatewayProcess
 from tests.support.nodes import SECRET
-from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 
 PATIENCE_SECONDS = 60.0

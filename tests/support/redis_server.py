@@ -23,8 +23,8 @@ from typing import Literal, Self
 
 import redis
 
+from gateway.demo.ports import free_port
 from tests.support.connections import answering_aside, relay
-from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 30.0
 LATE_SECONDS = 1.1

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.ports import free_port
+from gateway.demo.ports import free_port
 
 
 def test_a_port_is_kept_for_its_server() -> None:

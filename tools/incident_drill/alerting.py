@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.ports import free_port
+from gateway.demo.ports import free_port
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules.yaml"
 SCALE = 60

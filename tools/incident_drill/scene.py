@@ -19,10 +19,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from gateway.demo.ports import free_port
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Hold
 from tests.support.nodes import SECRET
-from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.set_clock import SetClock
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

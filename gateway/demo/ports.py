@@ -30,4 +30,4 @@ def free_port() -> int:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _kept.append(kept)
         return int(kept.getsockname()[1])
-    raise AssertionError(f"none of {_ATTEMPTS} ports is free")
+    raise OSError(f"none of {_ATTEMPTS} ports below {first_of_system} is free")
