@@ -31,7 +31,7 @@ from gateway.edge.access import Key
 from gateway.edge.asgi import passes_at_once
 from gateway.edge.prepared import PreparedRequests
 from gateway.edge.s3_server import ConnectionCounts, Listener
-from gateway.operations.local_reads import HandedOut, LocalFiles, Place, PreparedRead, StrictRead
+from gateway.operations.local_reads import HandedOut, LocalFiles, Place, PreparedRead, Reads, SharedRead, StrictRead
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits
 from gateway.telemetry import metrics
@@ -59,7 +59,7 @@ _ABSENT, _LATER = bytes([wire.ABSENT]), bytes([wire.LATER])
 _log = structlog.get_logger("forebay.local")
 
 
-_Read = tuple[PreparedRead | StrictRead | None, int, int, HandedOut | None]
+_Read = tuple[Reads | None, int, int, HandedOut | None]
 """A read of a RESOLVE: first byte and number of bytes; without a HandedOut it is absent."""
 
 _ABSENT_READ: _Read = (None, 0, 0, None)
@@ -372,9 +372,9 @@ class LocalPort:
 
 
 async def _asked(unasked: _Read) -> _Read:
-    """Ask the origin about an object of a `strict` slot."""
+    """Ask the origin about an object of a `strict` slot, other nodes about one that they may write."""
     read, first, count, _ = unasked
-    if not isinstance(read, StrictRead):
+    if not isinstance(read, (StrictRead, SharedRead)):
         return unasked
     try:
         found = await read.asked()

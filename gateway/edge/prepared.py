@@ -31,7 +31,7 @@ from gateway.operations.prepared_reads import (
     PendingAnswer,
     PreparedAnswer,
     PreparedRead,
-    StrictRead,
+    Reads,
     TallyOf,
     prepare_read,
 )
@@ -91,7 +91,7 @@ class _KnownReads(NamedTuple):
 
     access_key_id: str
     grant: Grant
-    read: PreparedRead | StrictRead
+    read: Reads
     right: Right | None
     """That the origin must have granted; None: the grant is enough."""
 
@@ -200,7 +200,7 @@ class PreparedRequests:
             self._was_worth_it(place)
         return answer
 
-    def local_read(self, place: tuple[str, bytes], key: Key) -> PreparedRead | StrictRead | None:
+    def local_read(self, place: tuple[str, bytes], key: Key) -> Reads | None:
         """Return the read of an object by a client that reads files itself; None: the full way answers it, by HTTP.
 
         `place` are the caller's access key and the object's name, a slash between bucket and key. Where the origin

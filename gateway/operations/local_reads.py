@@ -11,6 +11,8 @@ from gateway.blocks.handed_out import Place as Place
 from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.operations.context import AppContext
 from gateway.operations.prepared_reads import PreparedRead as PreparedRead
+from gateway.operations.prepared_reads import Reads as Reads
+from gateway.operations.prepared_reads import SharedRead as SharedRead
 from gateway.operations.prepared_reads import StrictRead as StrictRead
 
 

@@ -20,6 +20,7 @@ from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotRegistry
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.context import AppContext
 from gateway.operations.read_wishes import judged_by_the_origin
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
@@ -138,8 +139,12 @@ class PreparedRead(VersionAnswers):
         buffer = self._services.writeback
         return buffer is not None and buffer.may_be_pending(self._key)
 
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
+        """Tell whether the version is that of the object, unless another node has changed it."""
         return self._hold.holds()
+
+    def holds(self) -> bool:
+        return self._hold.holds() and not _is_shared(self._services, self._slot)
 
     def answer(self, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
         """Return the answer by the version; None: call `read_object`."""
@@ -160,6 +165,10 @@ class PreparedRead(VersionAnswers):
     @property
     def key(self) -> ObjectKey:
         return self._key
+
+    @property
+    def slot(self) -> Slot:
+        return self._slot
 
     def hand_out(self, first: int, count: int) -> HandedOut | None:
         """Return bytes for a client that reads files itself, if they are here; `count` 0: to the end. None: by HTTP."""
@@ -206,6 +215,51 @@ class PreparedRead(VersionAnswers):
         return head
 
 
+class SharedRead:
+    """A GET or HEAD of one object that other nodes write, too. It refers to few objects, as `PreparedRead`."""
+
+    __slots__ = ("_writes", "read")
+
+    def __init__(self, read: PreparedRead, writes: ClusterWrites) -> None:
+        self.read = read
+        self._writes = writes
+
+    def is_pending(self) -> bool:
+        return self.read.is_pending()
+
+    def holds(self) -> bool:
+        return self.read.is_current()
+
+    def answer(self, conditions: Conditions) -> PendingAnswer:
+        """Return an answer to ask the registry for."""
+        return _LookedUpAnswer(self, conditions)
+
+    async def asked(self) -> PreparedRead | None:
+        """Ask the registry; None: `read_object` answers, and asks again. Raises S3Error as it does."""
+        [known] = await self._writes.look([self.read.key])
+        is_known = known.store is None and known.stamp is not None
+        return self.read if is_known and not self.read.is_pending() and self.read.is_current() else None
+
+
+class _LookedUpAnswer(PendingAnswer):
+    """An answer if no other node has changed the object."""
+
+    __slots__ = ("_conditions", "_read")
+
+    def __init__(self, read: SharedRead, conditions: Conditions) -> None:
+        super().__init__(read.read.slot.name, read.read.key, is_known=True)
+        self._read = read
+        self._conditions = conditions
+
+    async def _awaited(self) -> PreparedAnswer | None:
+        try:
+            read = await self._read.asked()
+        except S3Error:  # whoever answers gets it, too, and tells
+            return None
+        answer = read.answer(self._conditions) if read is not None else None
+        return await answer.ask() if isinstance(answer, PendingAnswer) else answer
+
+
 class _Told(NamedTuple):
     """The origin's answer about an object: `fixed`, without fields that differ in each answer.
 
@@ -237,8 +291,8 @@ class StrictRead:
         return buffer is not None and buffer.may_be_pending(self.key)
 
     def holds(self) -> bool:
-        """Return True: the origin is asked."""
-        return True
+        """Tell whether the origin alone is asked: until another node begins to write there, too."""
+        return not _is_shared(self.services, self.slot)
 
     def answer(self, conditions: Conditions) -> PendingAnswer | None:
         """Return an answer to ask the origin for; None: call `read_object`, which asks."""
@@ -388,7 +442,10 @@ def _identity(head: ObjectHead) -> bytes:
     return b"\r\nx-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
 
 
-def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
+Reads = PreparedRead | SharedRead | StrictRead
+
+
+def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Reads | None:
     """Return a GET or HEAD, without parameters, of a fresh object that the caller may read; None for others."""
     operation, bucket, name = request.operation, request.bucket, request.key
     if operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT) or bucket is None or name is None:
@@ -398,18 +455,25 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if services.writeback is not None and services.writeback.may_be_pending(key):
         return None
-    if services.cluster_writes is not None and services.cluster_writes.asks(slot):
-        return None
+    is_shared = _is_shared(services, slot)
     if slot.write == "scratch" or (
         slot.write == "back" and is_marker(name, slot.markers)
     ):  # its answer has more (pending_versions.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.
-        is_asked_first = operation is Operation.GET_OBJECT and services.blocks.has_blocks_of(key)
+        is_asked_first = operation is Operation.GET_OBJECT and services.blocks.has_blocks_of(key) and not is_shared
         return StrictRead(services, request, key, slot, tally) if is_asked_first else None
     held = _held(services, key, slot, with_checksums=CHECKSUM_MODE in request.headers)
-    return _read(services, operation, key, slot, held, tally) if held is not None else None
+    read = _read(services, operation, key, slot, held, tally) if held is not None else None
+    if read is None or not is_shared or services.cluster_writes is None:
+        return read
+    return SharedRead(read, services.cluster_writes)
+
+
+def _is_shared(services: AppContext, slot: Slot) -> bool:
+    """Return whether other nodes' writes must be known."""
+    return services.cluster_writes is not None and services.cluster_writes.asks(slot)
 
 
 def _read(

@@ -51,8 +51,8 @@ class Nodes:
 
 
 @contextmanager
-def nodes(origin: LoadOrigin, count: int, **settings: Any) -> Iterator[Nodes]:
-    """`count` gateways, made as `gateway(origin, **settings)` makes one, that all know each other."""
+def nodes(origin: LoadOrigin, count: int, *, redis: str | None = None, **settings: Any) -> Iterator[Nodes]:
+    """`count` gateways, made as `gateway(origin, **settings)` makes one, that all know each other, from Redis' URL."""
     with ExitStack() as stack:
         secret = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-load-"))) / "secret"
         secret.write_text(_SECRET, encoding="utf-8")
@@ -63,11 +63,12 @@ def nodes(origin: LoadOrigin, count: int, **settings: Any) -> Iterator[Nodes]:
         for number, address in enumerate(addresses):
             cluster: Mapping[str, Any] = {
                 "name": "load",
+                "node": f"node-{number}",
                 "secret_file": str(secret),
                 "listen": address,
                 "advertise": address,
-                "members": addresses,
                 "weight": 1,
+                **({"members": addresses} if redis is None else {"redis": redis}),
             }
             one = gateway(origin, name=f"node {number}", cluster=cluster, names_threads=True, **settings)
             started.append(stack.enter_context(one))
