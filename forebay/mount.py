@@ -303,7 +303,7 @@ def serve(mount: Mount, directory: str, *, foreground: bool, allow_other: bool) 
     mount.forget = forget
     options = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), mount.remember_seconds)
     if mfusepy.fuse_version_minor >= 12:
-        options["max_threads"] = THREADS_MAX
+        options |= dict.fromkeys(("max_threads", "max_idle_threads"), THREADS_MAX)
     try:
         mfusepy.FUSE(
             mount,
