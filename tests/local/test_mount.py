@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -138,6 +139,16 @@ def test_names(bucket: Bucket) -> None:
     for no_key in ("a/" + "n" * 256, "a/\udcff", "/".join(["n" * 250] * 5)):
         assert tree.entry(no_key, 0.0) is None
     assert bucket.heads == heads
+
+
+def test_a_check_asks_in_both_ways(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LISTs and HEADs go by different libraries, of which one may reach the gateway and the other not."""
+    tree = Tree(bucket, bucket, "b", "images/")  # type: ignore[arg-type]
+    tree.check()
+    assert (bucket.lists, bucket.heads) == (1, 1)
+    monkeypatch.setattr(bucket, "head", Mock(side_effect=ReadError("CERTIFICATE_VERIFY_FAILED", 0)))
+    with pytest.raises(ReadError):
+        tree.check()
 
 
 def test_what_is_known_is_not_asked_for(bucket: Bucket, now: Callable[[float], None]) -> None:
