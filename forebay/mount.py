@@ -8,6 +8,7 @@ until it is closed, so that no reader ever gets a mixture, or a version cut off 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import itertools
@@ -38,6 +39,9 @@ AHEAD_BYTES_MAX_IN_ALL = 256 * 1024**2
 NEAR_BYTES = 1024**2
 """The kernel's own requests overtake each other by so much."""
 
+ENDED_BY_SIGNAL = 8
+"""Exit code of libfuse's loop."""
+
 THREADS_MAX = 32
 TIMEOUT_SECONDS = 60
 
@@ -55,6 +59,15 @@ class _Opened:
 
 
 @dataclass(slots=True)
+class _Shown:
+    """What the kernel was told of a path of which nothing is open: it cuts reads off at the size that it knows."""
+
+    entry: Entry
+    is_doubtful: bool
+    """It was told of others, too. When it asks several times at once, it may keep any of the answers."""
+
+
+@dataclass(slots=True)
 class _File:
     """An open file, and what was read ahead of one that reads it from front to back."""
 
@@ -65,6 +78,12 @@ class _File:
     window: int = 0
     start: int = 0
     ahead: memoryview = field(default_factory=lambda: memoryview(b""))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory, which may be more than what was asked for."""
+        held: Any = self.ahead.obj
+        return len(held)
 
     def has(self, offset: int, size: int) -> bool:
         return self.start <= offset <= offset + size <= self.start + len(self.ahead)
@@ -107,15 +126,17 @@ class Mount:
         """`prefix` is empty or ends in a slash; `reader` makes one, and is called in the process that serves."""
         self.bucket = bucket
         self._prefix = prefix
-        self.remember_seconds = remember_seconds
+        self.remember_seconds = remember_seconds / 2
+        """Here, and then in the kernel once more."""
+        self.forget: Callable[[str], None] = lambda path: None
+        """Let the kernel ask for a path's size anew, and ignore answers to what it asked before; `serve` sets it."""
         self._new_reader = reader
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._files: dict[int, _File] = {}
         self._opened: dict[str, _Opened] = {}
-        self._shown: OrderedDict[str, Entry] = OrderedDict()
-        """What the kernel was told of paths of which nothing is open: it cuts reads off at the size that it knows."""
+        self._shown: OrderedDict[str, _Shown] = OrderedDict()
         self._ahead_bytes = 0
 
     def init(self, path: str) -> None:
@@ -134,8 +155,9 @@ class Mount:
             if opened is not None:
                 entry = opened.entry
             elif entry is not None:
-                self._shown[path] = entry
-                self._shown.move_to_end(path)
+                shown = self._shown.pop(path, None)
+                is_doubtful = shown is not None and (shown.is_doubtful or shown.entry != entry)
+                self._shown[path] = _Shown(entry, is_doubtful)
                 if len(self._shown) > REMEMBERED_MAX:
                     self._shown.popitem(last=False)
         if entry is None:
@@ -154,13 +176,14 @@ class Mount:
             raise OSError(errno.EROFS, path)
         entry = self._tree.entry(path[1:], min(self.remember_seconds, FRESH_SECONDS))
         with self._lock:
-            opened = self._opened.get(path)
-            shown = opened.entry if opened is not None else self._shown.get(path)
-            if entry is None or entry != shown:
+            told = self._opened.get(path) or self._shown.get(path)
+            if entry is None or told is None or entry != told.entry:
                 raise OSError(errno.ESTALE, path)
             opened = self._opened.setdefault(path, _Opened(entry))
             opened.count += 1
-            self._shown.pop(path, None)
+            shown = self._shown.pop(path, None)
+            if shown is not None and shown.is_doubtful:
+                self.forget(path)
             number = next(self._numbers)
             self._files[number] = _File(path, entry)
         return number
@@ -168,11 +191,11 @@ class Mount:
     def release(self, path: str, number: int) -> int:
         with self._lock:
             file = self._files.pop(number)
-            self._ahead_bytes -= len(file.ahead)
+            self._ahead_bytes -= file.held_bytes
             opened = self._opened[file.path]
             opened.count -= 1
             if not opened.count:
-                self._shown[file.path] = self._opened.pop(file.path).entry
+                self._shown[file.path] = _Shown(self._opened.pop(file.path).entry, False)
         return 0
 
     @_told
@@ -200,21 +223,25 @@ class Mount:
         """Read more than is asked for: each time twice as much."""
         file.window = min(2 * max(file.window, size), AHEAD_BYTES_MAX)
         with self._lock:
-            self._ahead_bytes -= len(file.ahead)
+            self._ahead_bytes -= file.held_bytes
             file.ahead = memoryview(b"")
             wanted = min(file.window, file.entry.size_bytes - offset)
-            if self._ahead_bytes + wanted > AHEAD_BYTES_MAX_IN_ALL:
+            if wanted <= size or self._ahead_bytes + wanted > AHEAD_BYTES_MAX_IN_ALL:
                 return
             self._ahead_bytes += wanted
         try:
             file.start, file.ahead = offset, self._content(file, offset, wanted)
         finally:
             with self._lock:
-                self._ahead_bytes -= wanted - len(file.ahead)
+                self._ahead_bytes += file.held_bytes - wanted
 
     def _content(self, file: _File, offset: int, size: int) -> memoryview:
-        key = f"{self.bucket}/{self._tree.key(file.path[1:])}"
-        return self._reader.read(key, offset, size, etag=file.entry.etag)
+        path = file.path[1:]
+        try:
+            return self._reader.read(f"{self.bucket}/{self._tree.key(path)}", offset, size, etag=file.entry.etag)
+        except OSError:
+            self._tree.forget(path)  # it may be of another version by now, and one that opens it anew gets that
+            raise
 
     def _attributes(self, entry: Entry) -> dict[str, Any]:
         modified = int(entry.modified_at * 10**9)
@@ -265,17 +292,30 @@ def serve(mount: Mount, directory: str, *, foreground: bool, allow_other: bool) 
 
     RuntimeError: not mounted. ImportError, OSError: mfusepy is missing, or the system's libfuse.
     """
+    if "FUSE_LIBRARY_PATH" not in os.environ:  # it prefers libfuse 2, which s3fs brings
+        os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")
     import mfusepy
 
-    timeouts = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), mount.remember_seconds)
-    mfusepy.FUSE(
-        mount,
-        directory,
-        foreground=foreground,
-        allow_other=allow_other,
-        ro=True,
-        default_permissions=True,
-        fsname=f"s3://{mount.bucket}",
-        subtype="forebay",
-        **timeouts,
-    )
+    def forget(path: str) -> None:
+        library = mfusepy._libfuse
+        library.fuse_invalidate_path(ctypes.c_void_p(library.fuse_get_context().contents.fuse), os.fsencode(path))
+
+    mount.forget = forget
+    options = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), mount.remember_seconds)
+    if mfusepy.fuse_version_minor >= 12:
+        options |= dict.fromkeys(("max_threads", "max_idle_threads"), THREADS_MAX)
+    try:
+        mfusepy.FUSE(
+            mount,
+            directory,
+            foreground=foreground,
+            allow_other=allow_other,
+            ro=True,
+            default_permissions=True,
+            fsname=f"s3://{mount.bucket}",
+            subtype="forebay",
+            **options,
+        )
+    except RuntimeError as error:
+        if error.args[0] != ENDED_BY_SIGNAL:
+            raise

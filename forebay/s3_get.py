@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import http.client
 import os
+import ssl
 import time
 from email.message import Message
 from typing import NamedTuple
@@ -50,7 +51,9 @@ class HttpReads:
 
     def __init__(self, endpoint_url: str, credentials: Credentials, region: str, agent: str) -> None:
         parts = urlsplit(endpoint_url)
-        self._is_tls, self._host = parts.scheme == "https", parts.netloc
+        self._host, self._tls = parts.netloc, None
+        if parts.scheme == "https":
+            self._tls = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
         self._credentials, self._region, self._agent = credentials, region, agent
         self._idle: list[http.client.HTTPConnection] = []
 
@@ -102,8 +105,9 @@ class HttpReads:
         try:
             return self._idle.pop()
         except IndexError:
-            kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-            return kind(self._host, timeout=TIMEOUT_SECONDS)
+            if self._tls is not None:
+                return http.client.HTTPSConnection(self._host, timeout=TIMEOUT_SECONDS, context=self._tls)
+            return http.client.HTTPConnection(self._host, timeout=TIMEOUT_SECONDS)
 
     def _headers(self, method: str, path: str, first: int, count: int, etag: str) -> dict[str, str]:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

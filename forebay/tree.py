@@ -7,12 +7,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from forebay.s3_get import HttpReads
 
 NAME_BYTES_MAX = 255
+KEY_BYTES_MAX = 1024
 REMEMBERED_MAX = 200_000
 """Names that are remembered at a time."""
 
@@ -57,8 +59,10 @@ class Tree:
         return self._prefix + path
 
     def check(self) -> None:
-        """Ask for the prefix."""
+        """Ask for the prefix, in both ways."""
         self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+        with suppress(FileNotFoundError):
+            self._http.head(f"{self._bucket}/{self._prefix}")
 
     def entry(self, path: str, within_seconds: float) -> Entry | None:
         """Return what was at a path, so many seconds ago at most; None: nothing."""
@@ -73,6 +77,10 @@ class Tree:
             self._learn(began_at, {path: entry})
         return entry
 
+    def forget(self, path: str) -> None:
+        with self._lock:
+            self._known.pop(path, None)
+
     def list(self, path: str) -> dict[str, Entry]:
         """Return what is in a directory, by name."""
         above = f"{path}/" if path else ""
@@ -80,7 +88,8 @@ class Tree:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=key, Delimiter="/")
         for page in pages:
             for one in page.get("Contents", ()):
-                found[one["Key"][len(key) :]] = Entry(one["ETag"], one["Size"], one["LastModified"].timestamp())
+                modified_at = int(one["LastModified"].timestamp())  # HEAD tells no parts of a second
+                found[one["Key"][len(key) :]] = Entry(one["ETag"], one["Size"], modified_at)
             for one in page.get("CommonPrefixes", ()):
                 found.setdefault(one["Prefix"][len(key) : -1], DIRECTORY)
         found = {name: entry for name, entry in found.items() if is_name(name)}
@@ -88,7 +97,7 @@ class Tree:
         return found
 
     def _asked(self, path: str) -> Entry | None:
-        if not all(map(is_name, path.split("/"))):
+        if not all(map(is_name, path.split("/"))) or len(self.key(path).encode()) > KEY_BYTES_MAX:
             return None
         try:
             found = self._http.head(f"{self._bucket}/{self.key(path)}")
@@ -108,4 +117,8 @@ class Tree:
 
 
 def is_name(name: str) -> bool:
-    return name not in ("", ".", "..") and "\0" not in name and len(name.encode()) <= NAME_BYTES_MAX
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:  # bytes that are no UTF-8, as keys are
+        return False
+    return name not in ("", ".", "..") and "\0" not in name and size <= NAME_BYTES_MAX

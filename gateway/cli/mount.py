@@ -21,11 +21,17 @@ def mount(
         str | None, typer.Option("--endpoint-url", metavar="URL", help="Forebay's; else AWS_ENDPOINT_URL_S3.")
     ] = None,
     local_socket: Annotated[
-        str | None, typer.Option("--local-socket", metavar="PATH", help="server.local_socket; reads go without HTTP.")
+        str | None,
+        typer.Option(
+            "--local-socket",
+            metavar="PATH",
+            envvar="FOREBAY_LOCAL_SOCKET",
+            help="server.local_socket; reads go without HTTP.",
+        ),
     ] = None,
     remember: Annotated[
         str, typer.Option("--remember", metavar="TIME", help="How old names, sizes and times may be, such as 60s.")
-    ] = "1s",
+    ] = "2s",
     allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users read, too.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve until it is unmounted.")] = False,
 ) -> None:
@@ -33,7 +39,10 @@ def mount(
 
     `umount DIRECTORY` ends it, `fusermount3 -u DIRECTORY` where you are not root.
     """
-    shown = Prefix.parse(prefix)
+    try:
+        shown = Prefix.parse(prefix)
+    except ValueError as error:
+        fail(str(error))
     if not read_only:
         fail("only --read-only mounts are made; docs/files.md names file systems that write through Forebay")
     if not shown.bucket:
@@ -42,12 +51,19 @@ def mount(
         remember_seconds = parse_duration_seconds(remember)
     except ValueError as error:
         fail(f"--remember {remember}: {error}")
-    if not os.path.isdir(directory):
-        fail(f"{directory} is no directory")
+    try:
+        if os.listdir(directory):
+            fail(f"{directory} is not empty")
+    except OSError as error:
+        fail(f"{directory}: {error.strerror}")
     from forebay import mount as served
     from forebay.local import Reader
 
     below = shown.key_prefix if shown.key_prefix.endswith("/") or not shown.key_prefix else f"{shown.key_prefix}/"
+    if local_socket is not None:
+        local_socket = os.path.abspath(local_socket)  # the process that serves works in another directory
+        if not os.path.exists(local_socket):
+            typer.echo(f"forebay: {local_socket} does not exist: bytes come by HTTP until it does", err=True)
     reader = partial(Reader, endpoint_url=endpoint_url, socket_path=local_socket, user_agent="forebay-mount")
     try:
         served.check(shown.bucket, below, reader())

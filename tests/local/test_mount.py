@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from forebay import mount as module
-from forebay.mount import AHEAD_BYTES_MAX, AHEAD_BYTES_MAX_IN_ALL, Mount
+from forebay.local import Reader
+from forebay.mount import AHEAD_BYTES_MAX, AHEAD_BYTES_MAX_IN_ALL, Mount, serve
 from forebay.s3_get import ReadError
 from forebay.tree import DIRECTORY_SECONDS, Entry, Tree
 
@@ -65,7 +70,7 @@ class Bucket:
         for key, (etag, content) in sorted(self.objects.items()):
             if key.startswith(Prefix):
                 name, slash, _ = key[len(Prefix) :].partition("/")
-                modified = datetime(2026, 11, 29, 12, tzinfo=UTC)
+                modified = datetime(2026, 11, 29, 12, 0, 0, 345_000, tzinfo=UTC)
                 one: dict[str, Any] = {"Key": key, "ETag": etag, "Size": len(content), "LastModified": modified}
                 pages.append({"CommonPrefixes": [{"Prefix": f"{Prefix}{name}/"}]} if slash else {"Contents": [one]})
         return pages
@@ -130,7 +135,20 @@ def test_names(bucket: Bucket) -> None:
     assert list(tree.list("dir")) == ["z"]
     for path, there in (("a", True), ("a/b", True), ("dir", True), ("dir/z", True), ("no", False), ("dir/..", False)):
         assert (tree.entry(path, 0.0) is not None) == there, path
-    assert tree.entry("a/" + "n" * 256, 0.0) is None
+    heads = bucket.heads
+    for no_key in ("a/" + "n" * 256, "a/\udcff", "/".join(["n" * 250] * 5)):
+        assert tree.entry(no_key, 0.0) is None
+    assert bucket.heads == heads
+
+
+def test_a_check_asks_in_both_ways(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LISTs and HEADs go by different libraries, of which one may reach the gateway and the other not."""
+    tree = Tree(bucket, bucket, "b", "images/")  # type: ignore[arg-type]
+    tree.check()
+    assert (bucket.lists, bucket.heads) == (1, 1)
+    monkeypatch.setattr(bucket, "head", Mock(side_effect=ReadError("CERTIFICATE_VERIFY_FAILED", 0)))
+    with pytest.raises(ReadError):
+        tree.check()
 
 
 def test_what_is_known_is_not_asked_for(bucket: Bucket, now: Callable[[float], None]) -> None:
@@ -149,6 +167,84 @@ def test_what_is_known_is_not_asked_for(bucket: Bucket, now: Callable[[float], N
         assert entry is not None
         assert entry.is_directory
         assert bucket.heads == heads
+
+
+def test_a_listing_and_a_head_show_the_same_version(
+    bucket: Bucket, now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although some buckets list parts of seconds: what one program has open, the next can open."""
+    bucket.put("k", b"x")
+    mount = mounted(bucket, monkeypatch)
+    mount.readdir("/", 0)
+    opened(mount, "/k")
+    assert bucket.heads == 0
+    now(2.0)
+    opened(mount, "/k")
+    assert bucket.heads == 1
+
+
+def test_a_size_that_the_kernel_may_not_have_taken_is_asked_for_anew(
+    bucket: Bucket, now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two answers that overlap the kernel may keep the older one: it must not cut the newer version off there."""
+    mount, forgotten = mounted(bucket, monkeypatch), list[str]()
+    mount.forget = forgotten.append
+    bucket.put("k", b"short", '"1"')
+    mount.release("/k", opened(mount, "/k"))
+    assert forgotten == []
+    bucket.put("k", b"longer than that", '"2"')
+    now(2.0)
+    first = opened(mount, "/k")
+    assert forgotten == ["/k"]
+    second = opened(mount, "/k")
+    for file in (first, second):
+        mount.release("/k", file)
+    mount.release("/k", opened(mount, "/k"))
+    assert forgotten == ["/k"]
+
+
+def test_what_is_remembered_here_and_in_the_kernel_is_no_older_than_granted(
+    bucket: Bucket, now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has half of the time. And the kernel's library is libfuse 3, though s3fs brings the other one."""
+    options: dict[str, Any] = {}
+    library = SimpleNamespace(FUSE=lambda *_, **given: options.update(given), fuse_version_minor=14)
+    monkeypatch.setitem(sys.modules, "mfusepy", library)
+    monkeypatch.setenv("FUSE_LIBRARY_NAME", "")
+    monkeypatch.delenv("FUSE_LIBRARY_NAME")
+    mount = mounted(bucket, monkeypatch, 60.0)
+    serve(mount, "/mnt", foreground=True, allow_other=False)
+    assert {options[name] for name in ("attr_timeout", "entry_timeout", "negative_timeout")} == {30.0}
+    assert os.environ["FUSE_LIBRARY_NAME"] == "fuse3"
+    bucket.put("k", b"x")
+    mount.readdir("/", 0)
+    for seconds, heads in ((29.0, 0), (2.0, 1)):
+        now(seconds)
+        mount.getattr("/k")
+        assert bucket.heads == heads
+
+
+@pytest.mark.parametrize(("code", "is_mounted"), [(1, False), (4, False), (8, True)])
+def test_a_signal_ends_a_mount_that_was_there(monkeypatch: pytest.MonkeyPatch, code: int, is_mounted: bool) -> None:
+    def ended(*_: Any, **__: Any) -> None:
+        raise RuntimeError(code)
+
+    monkeypatch.setitem(sys.modules, "mfusepy", SimpleNamespace(FUSE=ended, fuse_version_minor=10))
+    mount = Mount("b", "", 1.0, Reader)
+    with nullcontext() if is_mounted else pytest.raises(RuntimeError):
+        serve(mount, "/mnt", foreground=True, allow_other=False)
+
+
+def test_a_version_that_fails_is_not_opened_again(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that opens the file anew gets the next version at once."""
+    mount = mounted(bucket, monkeypatch, 60.0)
+    bucket.put("k", b"first", '"1"')
+    file = opened(mount, "/k")
+    bucket.put("k", b"second", '"2"')
+    assert errno_of(lambda: mount.read("/k", 4096, 0, file)) == errno.ESTALE
+    mount.release("/k", file)
+    assert errno_of(lambda: mount.open("/k", os.O_RDONLY)) == errno.ESTALE
+    assert mount.read("/k", 4096, 0, opened(mount, "/k")) == b"second"
 
 
 def test_a_change_is_never_mixed_in(
@@ -245,6 +341,21 @@ def test_what_is_read_ahead_is_bounded_over_all_files(bucket: Bucket, monkeypatc
     bucket.fails = ReadError("no answer", 0)
     assert errno_of(lambda: mount.read("/new", 4096, 0, file)) == errno.EIO
     assert mount._ahead_bytes == held
+
+
+def test_open_files_hold_no_more_than_is_counted(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was read whole holds nothing; else all of the memory counts, which the reader rounds up."""
+    mount = mounted(bucket, monkeypatch)
+    monkeypatch.setattr(bucket, "read", lambda _, first, count, **__: memoryview(bytearray(256 * KIB))[:count])
+    bucket.put("small", b"x" * 1000)
+    bucket.put("other", b"x" * 140 * KIB)
+    small, other = opened(mount, "/small"), opened(mount, "/other")
+    mount.read("/small", 4096, 0, small)
+    assert mount._ahead_bytes == 0
+    mount.read("/other", REQUEST_BYTES, 0, other)
+    assert mount._ahead_bytes == 256 * KIB
+    mount.release("/other", other)
+    assert mount._ahead_bytes == 0
 
 
 @pytest.mark.parametrize(

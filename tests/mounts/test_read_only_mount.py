@@ -16,7 +16,9 @@ from tests.clients.boto import boto3_client
 from tests.mounts.work import MIB, content
 from tests.support.gateway_process import GatewayProcess
 from tests.support.mounts import Mount
+from tests.support.ports import free_port
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -71,6 +73,54 @@ except FileNotFoundError:
     print("gone")
 """
 
+PACED_MOUNT = """
+import sys, time
+from pathlib import Path
+from forebay.tree import Tree
+from gateway.cli import main
+_, directory, prefix, where = sys.argv
+directory, asked = Path(directory), Tree._asked
+def paced(self, path):
+    entry = asked(self, path)
+    if entry is not None and (directory / "is paced").exists():
+        version = "old" if entry.size_bytes == 1000 else "new"
+        (directory / version).touch()
+        while not (directory / f"{version} may go").exists():
+            time.sleep(0.01)
+    return entry
+Tree._asked = paced
+sys.argv = ["forebay", "mount", prefix, where, "--read-only", "--foreground", "--remember", "6s"]
+main()
+"""
+"""Holds what it has found out until the test lets it go."""
+
+ASK = """
+import os, sys
+from pathlib import Path
+directory = Path(sys.argv[1])
+os.stat(sys.argv[2])
+(directory / "is paced").touch()
+while not (directory / "old").exists():
+    size = os.stat(sys.argv[2]).st_size
+print(size)
+"""
+"""Goes on until the kernel's knowledge is over, and it asks the mount."""
+
+ASK_AND_READ = """
+import os, sys
+os.stat(sys.argv[2])
+with open(sys.argv[2], "rb") as file:
+    print(len(file.read()))
+"""
+
+FAILS = """
+import errno, sys
+try:
+    open(sys.argv[1], "rb")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
 REFUSED = """
 import errno, os, sys
 refused = []
@@ -96,12 +146,8 @@ def gateway(local_socket: str) -> Iterator[GatewayProcess]:
         for key, data in OBJECTS.items():
             origin.model.put(BUCKET, key, data)
         config: dict[str, Any] = {
-            "origin": {
-                "endpoint_url": origin.endpoint_url,
-                "access_key_id": ACCESS_KEY_ID,
-                "secret_access_key": SECRET_ACCESS_KEY,
-            },
-            "server": {"local_socket": local_socket},
+            "origin": origin.settings,
+            "server": {"local_socket": local_socket, "port": free_port()},
             "cache": {"capacity": "1GiB"},
             "slots": [{"name": "data", "prefix": f"s3://{BUCKET}/data/", "consistency": "immutable"}],
         }
@@ -144,6 +190,55 @@ def test_an_object_that_is_overwritten_is_never_mixed(mount: Mount, gateway: Gat
 
 def test_nothing_can_be_changed(mount: Mount) -> None:
     assert run(mount, REFUSED, "data").split() == ["EROFS"] * 4
+
+
+def test_the_library_is_the_one_that_can_let_the_kernel_forget(mount: Mount) -> None:
+    """s3fs brings libfuse 2, and lies on this machine."""
+    (pid,) = mount.daemons()
+    libraries = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    assert "libfuse3.so" in libraries
+    assert "libfuse.so" not in libraries
+
+
+def test_the_older_of_two_answers_does_not_cut_the_newer_version_off(
+    gateway: GatewayProcess, mount: Mount, tmp_path: Path
+) -> None:
+    """Two programs ask for a file's size at once. The kernel takes the first answer, the old one, and not the other."""
+    client, where = boto3_client(gateway.s3_url), tmp_path / "mount"
+    where.mkdir()
+    client.put_object(Bucket=BUCKET, Key="race/k", Body=b"1" * 1000)
+
+    def python(program: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, str(tmp_path), *map(str, arguments)]
+        return subprocess.Popen(command, env=mount.environment, stdout=subprocess.PIPE, text=True)
+
+    server = python(PACED_MOUNT, f"s3://{BUCKET}/race", where)
+    try:
+        eventually(lambda: f" {where} " in Path("/proc/self/mounts").read_text(encoding="utf-8"), "not mounted")
+        first = python(ASK, where / "k")
+        eventually((tmp_path / "old").exists, "the first did not ask")
+        client.put_object(Bucket=BUCKET, Key="race/k", Body=b"2" * 10_000)
+        second = python(ASK_AND_READ, where / "k")
+        eventually((tmp_path / "new").exists, "the second did not ask")
+        (tmp_path / "old may go").touch()
+        assert first.communicate(timeout=SECONDS)[0] == "1000\n"
+        (tmp_path / "new may go").touch()
+        assert second.communicate(timeout=SECONDS)[0] == "10000\n"
+    finally:
+        server.kill()
+        server.communicate()
+        subprocess.run(["umount", "--lazy", str(where)], timeout=SECONDS, check=False)
+
+
+def test_a_gateway_that_comes_back_is_used_again(mount: Mount, gateway: GatewayProcess) -> None:
+    """Meanwhile what is asked fails, and nothing waits for ever."""
+    gateway.kill()
+    try:
+        assert run(mount, FAILS, "data/large") == "EIO\n"
+    finally:
+        gateway.start()
+    data = OBJECTS["data/large"]
+    assert run(mount, MAPPED, "data/large").split() == [hashlib.sha256(data).hexdigest(), data[-5:].hex()]
 
 
 def test_what_cannot_be_mounted_is_said(mount: Mount, gateway: GatewayProcess, tmp_path: Path) -> None:
