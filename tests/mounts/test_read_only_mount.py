@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from gateway.demo.ports import free_port
 from tests.clients.boto import boto3_client
 from tests.mounts.work import MIB, content
 from tests.support.gateway_process import GatewayProcess
 from tests.support.mounts import Mount
-from tests.support.ports import free_port
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tests.support.waiting import eventually
 
