@@ -6,17 +6,23 @@ fsspec finds it by the wheel's entry point; `fsspec.filesystem("forebay")` takes
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsspec.caching import BaseCache, register_cache
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from forebay.local import Reader
 from forebay.s3_get import Credentials
+from forebay.wire import CHUNK_BYTES
 
 BLOCK_BYTES = 4 * 1024**2
+_LEAST_BYTES = 128 * 1024
+_DIRECT_BYTES = 256 * 1024
+"""Reads of so many bytes go past the cache of small ones."""
 
 
 class ForebayFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -107,7 +113,7 @@ class ForebayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
         if mode != "rb":
             return self.s3.open(path, mode, block_size=block_size, **options)
-        options.setdefault("cache_type", "readahead")
+        options.setdefault("cache_type", _Windows.name)
         return ForebayFile(self, path, mode, block_size or BLOCK_BYTES, **options)
 
     # Everything else
@@ -151,28 +157,60 @@ for _name in (
     setattr(ForebayFileSystem, _name, _by_s3fs(_name))
 
 
+class _Windows(BaseCache):  # type: ignore[misc]
+    """The bytes around the last small reads: few where a file is read here and there, ever more where it is in order.
+
+    There are two, for readers of archives, which go to the end of a member and back.
+    """
+
+    name = "forebay"
+
+    def __init__(self, blocksize: int, fetcher: Any, size: int) -> None:
+        super().__init__(blocksize, fetcher, size)
+        self._count = _LEAST_BYTES
+        self._held = [(0, b""), (0, b"")]
+
+    def _fetch(self, start: int | None, stop: int | None) -> bytes:
+        start, stop = start or 0, self.size if stop is None else min(stop, self.size)
+        for first, held in self._held:
+            if first <= start and stop <= first + len(held):
+                return held[start - first : stop - first]
+        last, held = self._held[0]
+        is_near = abs(start - last) <= 2 * len(held)
+        self._count = min(2 * self._count, max(self.blocksize, _LEAST_BYTES)) if is_near else _LEAST_BYTES
+        first = start - start % CHUNK_BYTES
+        held = bytes(self.fetcher(first, min(self.size, max(stop, first + self._count))))
+        self._held = [(first, held), self._held[0]]
+        return held[start - first : stop - first]
+
+
+register_cache(_Windows, clobber=True)
+
+
 class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
     """An object that is read. A change of the object while it is open is an error, not a mixture."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return bytes(self.fs.reader.read(self.path, start, end - start, etag=self.details["ETag"]))
+        buffer = io.BytesIO(bytes(end - start))  # its bytes can be filled, and taken without a copy
+        with buffer.getbuffer() as target:
+            self.fs.reader.read_into(target, self.path, start, etag=self.details["ETag"])
+        return buffer.getvalue()
 
     def read(self, length: int | None = -1) -> bytes:
         """Return the next bytes; many of them without the cache of small reads."""
         left = self.size - self.loc
         size = left if length is None or length < 0 else min(length, left)
-        if size < self.blocksize:
+        if size < _DIRECT_BYTES:
             return bytes(super().read(size))
-        content = bytes(self.fs.reader.read(self.path, self.loc, size, etag=self.details["ETag"]))
         self.loc += size
-        return content
+        return self._fetch_range(self.loc - size, self.loc)
 
     def readinto(self, target: Any) -> int:
         """Fill a buffer as `read` does."""
         view = memoryview(target).cast("B")
         size = min(len(view), self.size - self.loc)
-        if size < self.blocksize:
+        if size < _DIRECT_BYTES:
             return int(super().readinto(target))
-        view[:size] = self.fs.reader.read(self.path, self.loc, size, etag=self.details["ETag"])
+        self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self.details["ETag"])
         self.loc += size
         return len(view[:size])

@@ -156,7 +156,8 @@ class HeldObject:
         return True
 
     def _hand_out(self, first: int, stop: int) -> HandedOut | None:
-        size_bytes, begin, blocks = self._size_bytes, first, list[HeldBlock]()
+        size_bytes, begin = self._size_bytes, first
+        blocks: list[HeldBlock] = []
         while begin < stop and len(blocks) < BLOCKS_MAX:
             rows, number = self._rows(begin, 1), begin // size_bytes
             if rows is None:
