@@ -198,19 +198,26 @@ class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def read(self, length: int | None = -1) -> bytes:
         """Return the next bytes; many of them without the cache of small reads."""
-        left = self.size - self.loc
-        size = left if length is None or length < 0 else min(length, left)
-        if size < _DIRECT_BYTES:
-            return bytes(super().read(size))
+        size = self._count(self.size if length is None or length < 0 else length)
+        if not size:
+            return b""
+        fetch = self.cache._fetch if size < _DIRECT_BYTES else self._fetch_range
+        content = bytes(fetch(self.loc, self.loc + size))
         self.loc += size
-        return self._fetch_range(self.loc - size, self.loc)
+        return content
 
     def readinto(self, target: Any) -> int:
         """Fill a buffer as `read` does."""
         view = memoryview(target).cast("B")
-        size = min(len(view), self.size - self.loc)
+        size = self._count(len(view))
         if size < _DIRECT_BYTES:
-            return int(super().readinto(target))
-        self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self.details["ETag"])
-        self.loc += size
-        return len(view[:size])
+            view[:size] = self.read(size)
+        else:
+            self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self.details["ETag"])
+            self.loc += size
+        return size
+
+    def _count(self, wanted: int) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on a closed file")
+        return max(0, min(wanted, int(self.size) - int(self.loc)))

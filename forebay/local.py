@@ -259,15 +259,7 @@ class Reader:
         user_agent: str = "forebay-local",
     ) -> None:
         """`verify` False: trust files and memory. `http_threads`: reads by HTTP at a time."""
-        self._options = {
-            "socket_path": socket_path,
-            "endpoint_url": endpoint_url,
-            "credentials": credentials,
-            "region": region,
-            "verify": verify,
-            "http_threads": http_threads,
-            "user_agent": user_agent,
-        }
+        self._options = {name: value for name, value in locals().items() if name != "self"}
         environment = os.environ
         self._path = socket_path or environment.get("FOREBAY_LOCAL_SOCKET", SOCKET_PATH)
         found = credentials or Credentials.found()
@@ -296,7 +288,7 @@ class Reader:
         self._pool: list[bytearray] = []
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
-        return partial(Reader, **self._options), ()  # type: ignore[arg-type]
+        return partial(Reader, **self._options), ()
 
     def read(self, key: str, first: int = 0, count: int = 0, *, etag: str = "") -> memoryview:
         """Return bytes of one object; `count` 0: to the end. Raises as `read_many`.
@@ -333,7 +325,7 @@ class Reader:
                 self._read_local(numbers, reads, results, etag.encode(), target)
         else:
             self._say("no CRC32C here: install awscrt")
-        missing = [number for number, result in enumerate(results) if result is None] if None in results else ()
+        missing = [number for number, result in enumerate(results) if result is None]
         self.local_reads += len(reads) - len(missing)
         if missing:
             self.http_reads += len(missing)
