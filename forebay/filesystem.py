@@ -20,7 +20,7 @@ from forebay.s3_get import Credentials
 from forebay.wire import CHUNK_BYTES
 
 BLOCK_BYTES = 4 * 1024**2
-_LEAST_BYTES = 128 * 1024
+_LEAST_BYTES = 256 * 1024
 _DIRECT_BYTES = 256 * 1024
 """Reads of so many bytes go past the cache of small ones."""
 
@@ -170,6 +170,9 @@ class _Windows(BaseCache):  # type: ignore[misc]
         self._count = _LEAST_BYTES
         self._held = [(0, b""), (0, b"")]
 
+    def hold(self, first: int, content: bytes) -> None:
+        self._held = [(first, content), self._held[0]]
+
     def _fetch(self, start: int | None, stop: int | None) -> bytes:
         start, stop = start or 0, self.size if stop is None else min(stop, self.size)
         for first, held in self._held:
@@ -177,10 +180,10 @@ class _Windows(BaseCache):  # type: ignore[misc]
                 return held[start - first : stop - first]
         last, held = self._held[0]
         is_near = abs(start - last) <= 2 * len(held)
-        self._count = min(2 * self._count, max(self.blocksize, _LEAST_BYTES)) if is_near else _LEAST_BYTES
+        self._count = min(4 * self._count, max(self.blocksize, _LEAST_BYTES)) if is_near else _LEAST_BYTES
         first = start - start % CHUNK_BYTES
         held = bytes(self.fetcher(first, min(self.size, max(stop, first + self._count))))
-        self._held = [(first, held), self._held[0]]
+        self.hold(first, held)
         return held[start - first : stop - first]
 
 
@@ -188,12 +191,22 @@ register_cache(_Windows, clobber=True)
 
 
 class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
-    """An object that is read. A change of the object while it is open is an error, not a mixture."""
+    """An object that is read. A change of the object while it is open is an error, not a mixture.
+
+    What is in files here needs no HEAD: its first bytes come with ETag and size.
+    """
+
+    def __init__(self, fs: ForebayFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+        begun = fs.reader.begin(path, _LEAST_BYTES)
+        super().__init__(fs, path, *arguments, **options | ({"size": begun[1]} if begun else {}))
+        self._etag: str = begun[0] if begun else self.details["ETag"]
+        if begun and isinstance(self.cache, _Windows):
+            self.cache.hold(0, bytes(begun[2]))
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         buffer = io.BytesIO(bytes(end - start))  # its bytes can be filled, and taken without a copy
         with buffer.getbuffer() as target:
-            self.fs.reader.read_into(target, self.path, start, etag=self.details["ETag"])
+            self.fs.reader.read_into(target, self.path, start, etag=self._etag)
         return buffer.getvalue()
 
     def read(self, length: int | None = -1) -> bytes:
@@ -213,7 +226,7 @@ class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
         if size < _DIRECT_BYTES:
             view[:size] = self.read(size)
         else:
-            self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self.details["ETag"])
+            self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self._etag)
             self.loc += size
         return size
 

@@ -306,6 +306,20 @@ class Reader:
             if found.obj is not target.obj:
                 target[:] = found
 
+    def begin(self, key: str, count: int) -> tuple[str, int, memoryview] | None:
+        """Return ETag, size and the first bytes of an object whose bytes are in files here; None: HTTP tells."""
+        found = self._ask([wire.pack_read(*_read_of(key, 0, count))]) if self._is_possible else None
+        if not found or isinstance(found[0], int):
+            return None
+        etag, size_bytes, given, skip, extents = found[0]
+        content = memoryview(bytearray(given))
+        try:
+            self._load(extents, skip, content)
+        except (Damaged, OSError):
+            return None
+        self.local_reads += 1
+        return etag.decode("latin-1"), size_bytes, content
+
     def read_many(self, keys: Sequence[str | tuple[str, int, int]]) -> list[memoryview]:
         """Return the bytes of objects, in order. A key is `bucket/key`, or `s3://bucket/key` or `forebay://bucket/key`.
 

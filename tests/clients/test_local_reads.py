@@ -117,6 +117,24 @@ def test_small_reads_share_questions(filesystem: Any) -> None:
             assert sum(len(held) for _, held in file.cache._held) < MIB
 
 
+def test_a_file_that_is_here_is_opened_without_http(filesystem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ETag and size come with its first bytes."""
+    content = random_bytes(3 * MIB)
+    filesystem.pipe_file("bucket/here", content)
+    while filesystem.reader.begin("bucket/here", 1) is None:
+        assert filesystem.cat_file("bucket/here") == content
+    monkeypatch.setattr(type(filesystem), "s3", None)
+    before = filesystem.reader.http_reads
+    with filesystem.open("bucket/here") as file:
+        assert (file.size, file.read(10), file.seek(-10, 2), file.read()) == (
+            3 * MIB,
+            content[:10],
+            3 * MIB - 10,
+            content[-10:],
+        )
+    assert filesystem.reader.http_reads == before
+
+
 def test_readers_of_formats(filesystem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parquet by pyarrow, a tar by WebDataset, tensors by safetensors."""
     import fsspec
