@@ -127,8 +127,9 @@ class _Link:
         """True while an answer is to come, also once a signal has interrupted the reader that waited for it."""
         self._received = bytearray(_RECEIVED_MAX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own calls poll each time
-            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(ANSWER_SECONDS), 0))
+        patience = _TIMEVAL.pack(int(ANSWER_SECONDS), int(ANSWER_SECONDS % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own polls before each call
+            self._socket.setsockopt(socket.SOL_SOCKET, option, patience)
         try:
             self._socket.connect(path)
             greeting = self._socket.recv(_RECEIVED_MAX)
@@ -298,7 +299,10 @@ class Reader:
         return self._read_many([(key, first, count)], etag)[0]
 
     def read_into(self, target: memoryview, key: str, first: int = 0, *, etag: str = "") -> None:
-        """Fill `target` with bytes of an object, which must have as many; otherwise as `read`."""
+        """Fill `target` with bytes of an object, which must have as many; otherwise as `read`.
+
+        They are verified when this returns; if it raises, `target` may hold anything.
+        """
         if target:
             (found,) = self._read_many([(key, first, len(target))], etag, target)
             if len(found) != len(target):

@@ -25,6 +25,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.local_reads import KEYS, LocalGateway, local_gateway
+from tests.support.serving import PATIENCE_SECONDS
 from tests.support.slots import Slot
 from tests.support.waiting import until
 
@@ -187,6 +188,18 @@ async def test_no_thread_waits_for_anothers_question(tmp_path: Path) -> None:
         assert reader.http_reads == http + 3
         assert await local.read(reader, *keys) == [content(number) for number in range(3)]
         assert reader.http_reads == http + 3
+
+
+async def test_a_gateway_that_does_not_answer_holds_up_no_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while the read goes by HTTP."""
+    async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
+        _, keys = await filled(gateway, local, 3)
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(local.port, "_resolve", lambda *_: None)
+        reader = local.reader()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await local.read(reader, *keys) == [content(number) for number in range(3)]
+        assert reader.http_reads == 3
 
 
 async def test_names_may_be_urls(tmp_path: Path) -> None:
