@@ -168,13 +168,12 @@ class _Windows(BaseCache):  # type: ignore[misc]
     def __init__(self, blocksize: int, fetcher: Any, size: int) -> None:
         super().__init__(blocksize, fetcher, size)
         self._count = _LEAST_BYTES
-        self._held = [(0, b""), (0, b"")]
+        self._held = [(0, memoryview(b"")), (0, memoryview(b""))]
 
-    def hold(self, first: int, content: bytes) -> None:
-        self._held = [(first, content), self._held[0]]
+    def hold(self, first: int, content: bytes | memoryview) -> None:
+        self._held = [(first, memoryview(content)), self._held[0]]
 
-    def _fetch(self, start: int | None, stop: int | None) -> bytes:
-        start, stop = start or 0, self.size if stop is None else min(stop, self.size)
+    def take(self, start: int, stop: int) -> memoryview:
         for first, held in self._held:
             if first <= start and stop <= first + len(held):
                 return held[start - first : stop - first]
@@ -182,9 +181,11 @@ class _Windows(BaseCache):  # type: ignore[misc]
         is_near = abs(start - last) <= 2 * len(held)
         self._count = min(4 * self._count, max(self.blocksize, _LEAST_BYTES)) if is_near else _LEAST_BYTES
         first = start - start % CHUNK_BYTES
-        held = bytes(self.fetcher(first, min(self.size, max(stop, first + self._count))))
-        self.hold(first, held)
-        return held[start - first : stop - first]
+        self.hold(first, self.fetcher(first, min(self.size, max(stop, first + self._count))))
+        return self._held[0][1][start - first : stop - first]
+
+    def _fetch(self, start: int | None, stop: int | None) -> bytes:
+        return bytes(self.take(start or 0, self.size if stop is None else min(stop, self.size)))
 
 
 register_cache(_Windows, clobber=True)
@@ -200,8 +201,9 @@ class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
         begun = fs.reader.begin(path, _LEAST_BYTES)
         super().__init__(fs, path, *arguments, **options | ({"size": begun[1]} if begun else {}))
         self._etag: str = begun[0] if begun else self.details["ETag"]
-        if begun and isinstance(self.cache, _Windows):
-            self.cache.hold(0, bytes(begun[2]))
+        self._windows = self.cache if isinstance(self.cache, _Windows) else None
+        if begun and self._windows is not None:
+            self._windows.hold(0, begun[2])
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         buffer = io.BytesIO(bytes(end - start))  # its bytes can be filled, and taken without a copy
@@ -223,11 +225,14 @@ class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
         """Fill a buffer as `read` does."""
         view = memoryview(target).cast("B")
         size = self._count(len(view))
-        if size < _DIRECT_BYTES:
-            view[:size] = self.read(size)
-        else:
+        if size >= _DIRECT_BYTES:
             self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self._etag)
-            self.loc += size
+        elif size and self._windows is not None:
+            view[:size] = self._windows.take(self.loc, self.loc + size)
+        else:
+            view[:size] = self.read(size)
+            return size
+        self.loc += size
         return size
 
     def _count(self, wanted: int) -> int:
