@@ -6,17 +6,23 @@ fsspec finds it by the wheel's entry point; `fsspec.filesystem("forebay")` takes
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsspec.caching import BaseCache, register_cache
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from forebay.local import Reader
 from forebay.s3_get import Credentials
+from forebay.wire import CHUNK_BYTES
 
 BLOCK_BYTES = 4 * 1024**2
+_LEAST_BYTES = 256 * 1024
+_DIRECT_BYTES = 256 * 1024
+"""Reads of so many bytes go past the cache of small ones."""
 
 
 class ForebayFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -107,7 +113,7 @@ class ForebayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
         if mode != "rb":
             return self.s3.open(path, mode, block_size=block_size, **options)
-        options.setdefault("cache_type", "readahead")
+        options.setdefault("cache_type", _Windows.name)
         return ForebayFile(self, path, mode, block_size or BLOCK_BYTES, **options)
 
     # Everything else
@@ -151,28 +157,85 @@ for _name in (
     setattr(ForebayFileSystem, _name, _by_s3fs(_name))
 
 
+class _Windows(BaseCache):  # type: ignore[misc]
+    """The bytes around the last small reads: few where a file is read here and there, ever more where it is in order.
+
+    There are two, for readers of archives, which go to the end of a member and back.
+    """
+
+    name = "forebay"
+
+    def __init__(self, blocksize: int, fetcher: Any, size: int) -> None:
+        super().__init__(blocksize, fetcher, size)
+        self._count = _LEAST_BYTES
+        self._held = [(0, memoryview(b"")), (0, memoryview(b""))]
+
+    def hold(self, first: int, content: bytes | memoryview) -> None:
+        self._held = [(first, memoryview(content)), self._held[0]]
+
+    def take(self, start: int, stop: int) -> memoryview:
+        for first, held in self._held:
+            if first <= start and stop <= first + len(held):
+                return held[start - first : stop - first]
+        last, held = self._held[0]
+        is_near = abs(start - last) <= 2 * len(held)
+        self._count = min(4 * self._count, max(self.blocksize, _LEAST_BYTES)) if is_near else _LEAST_BYTES
+        first = start - start % CHUNK_BYTES
+        self.hold(first, self.fetcher(first, min(self.size, max(stop, first + self._count))))
+        return self._held[0][1][start - first : stop - first]
+
+    def _fetch(self, start: int | None, stop: int | None) -> bytes:
+        return bytes(self.take(start or 0, self.size if stop is None else min(stop, self.size)))
+
+
+register_cache(_Windows, clobber=True)
+
+
 class ForebayFile(AbstractBufferedFile):  # type: ignore[misc]
-    """An object that is read. A change of the object while it is open is an error, not a mixture."""
+    """An object that is read. A change of the object while it is open is an error, not a mixture.
+
+    What is in files here needs no HEAD: its first bytes come with ETag and size.
+    """
+
+    def __init__(self, fs: ForebayFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+        begun = fs.reader.begin(path, _LEAST_BYTES)
+        super().__init__(fs, path, *arguments, **options | ({"size": begun[1]} if begun else {}))
+        self._etag: str = begun[0] if begun else self.details["ETag"]
+        self._windows = self.cache if isinstance(self.cache, _Windows) else None
+        if begun and self._windows is not None:
+            self._windows.hold(0, begun[2])
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return bytes(self.fs.reader.read(self.path, start, end - start, etag=self.details["ETag"]))
+        buffer = io.BytesIO(bytes(end - start))  # its bytes can be filled, and taken without a copy
+        with buffer.getbuffer() as target:
+            self.fs.reader.read_into(target, self.path, start, etag=self._etag)
+        return buffer.getvalue()
 
     def read(self, length: int | None = -1) -> bytes:
         """Return the next bytes; many of them without the cache of small reads."""
-        left = self.size - self.loc
-        size = left if length is None or length < 0 else min(length, left)
-        if size < self.blocksize:
-            return bytes(super().read(size))
-        content = bytes(self.fs.reader.read(self.path, self.loc, size, etag=self.details["ETag"]))
+        size = self._count(self.size if length is None or length < 0 else length)
+        if not size:
+            return b""
+        fetch = self.cache._fetch if size < _DIRECT_BYTES else self._fetch_range
+        content = bytes(fetch(self.loc, self.loc + size))
         self.loc += size
         return content
 
     def readinto(self, target: Any) -> int:
         """Fill a buffer as `read` does."""
         view = memoryview(target).cast("B")
-        size = min(len(view), self.size - self.loc)
-        if size < self.blocksize:
-            return int(super().readinto(target))
-        view[:size] = self.fs.reader.read(self.path, self.loc, size, etag=self.details["ETag"])
+        size = self._count(len(view))
+        if size >= _DIRECT_BYTES:
+            self.fs.reader.read_into(view[:size], self.path, self.loc, etag=self._etag)
+        elif size and self._windows is not None:
+            view[:size] = self._windows.take(self.loc, self.loc + size)
+        else:
+            view[:size] = self.read(size)
+            return size
         self.loc += size
-        return len(view[:size])
+        return size
+
+    def _count(self, wanted: int) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on a closed file")
+        return max(0, min(wanted, int(self.size) - int(self.loc)))

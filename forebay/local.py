@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 from forebay import wire
@@ -53,18 +54,33 @@ _RECEIVED_MAX = wire.MESSAGE_BYTES_MAX
 _ROOM_FOR_FILES = socket.CMSG_SPACE(4 * wire.FILES_MAX)
 _CHUNK = wire.CHUNK_BYTES
 _unpack_object, _unpack_extent = wire.OBJECT.unpack_from, wire.EXTENT.unpack_from
-_CRCS = [struct.Struct(f"<{count}I") for count in range(33)]
-_STEP_BYTES = 32 * _CHUNK
+_STARTS = range(0, 4 * _CHUNK, _CHUNK)
+_STEP_BYTES = 4 * _CHUNK
+"""Bytes that are verified while the processor's cache still has them."""
+
+_TIMEVAL = struct.Struct("@ll")
+
+_Crc32c = Callable[[Any, int], int]
 
 
-def _crc32c() -> Callable[[Any], int] | None:
-    for module, name in (("awscrt.checksums", "crc32c"), ("google_crc32c", "value"), ("crc32c", "crc32c")):
-        try:
-            found: Callable[[Any], int] = getattr(__import__(module, fromlist=[name]), name)
-        except ImportError:
-            continue
-        return found
+def _crc32c() -> _Crc32c | None:
+    for module, name in (
+        ("_awscrt", "checksums_crc32c"),  # without the call in between
+        ("awscrt.checksums", "crc32c"),
+        ("crc32c", "crc32c"),
+    ):
+        with suppress(ImportError, AttributeError):
+            found: _Crc32c = getattr(__import__(module, fromlist=[name]), name)
+            return found
+    with suppress(ImportError):
+        value = __import__("google_crc32c").value
+        return lambda content, _: int(value(content))
     return None
+
+
+@cache
+def _unpack_checksums(count: int) -> Callable[[bytearray, int], tuple[int, ...]]:
+    return struct.Struct(f"<{count}I").unpack_from
 
 
 class _File:
@@ -87,7 +103,7 @@ class _File:
         return self.used < unused_since or not os.fstat(self.descriptor).st_nlink
 
 
-_Extent = tuple[_File, int, int, bytes]
+_Extent = tuple[_File, int, int, tuple[int, ...]]
 """File, offset, length, and the checksums of its chunks."""
 
 _Found = tuple[bytes, int, int, int, list[_Extent]]
@@ -109,8 +125,11 @@ class _Link:
         self.files: dict[bytes, _File] = {}
         self._is_asked = False
         """True while an answer is to come, also once a signal has interrupted the reader that waited for it."""
+        self._received = bytearray(_RECEIVED_MAX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(ANSWER_SECONDS)
+        patience = _TIMEVAL.pack(int(ANSWER_SECONDS), int(ANSWER_SECONDS % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own polls before each call
+            self._socket.setsockopt(socket.SOL_SOCKET, option, patience)
         try:
             self._socket.connect(path)
             greeting = self._socket.recv(_RECEIVED_MAX)
@@ -138,21 +157,12 @@ class _Link:
 
     def resolve(self, reads: Sequence[bytes]) -> list[_Found | int]:
         """Return what the gateway has of each read, or wire.ABSENT or wire.LATER."""
-        answer, passed = self._answer(b"".join((bytes([wire.RESOLVE]), *reads)))
+        answer, passed, now = self._received, self._answer(bytes([wire.RESOLVE]) + b"".join(reads)), time.monotonic()
         _, count, new = wire.ANSWER.unpack_from(answer)
-        at, now = wire.ANSWER.size, time.monotonic()
+        at, files = wire.ANSWER.size + new * wire.FILE_ID_BYTES, self.files
+        found: list[_Found | int] = []
         if new:
-            descriptors = array.array("i")
-            for _, _, data in passed:
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-            for descriptor in descriptors:  # the last are missing if this process has no room for them
-                self.files[answer[at : at + wire.FILE_ID_BYTES]] = _File(descriptor, now)
-                at += wire.FILE_ID_BYTES
-            lost = answer[at : at + (new - len(descriptors)) * wire.FILE_ID_BYTES]
-            if lost:
-                self._send(bytes([wire.RELEASE]) + lost)
-            at += len(lost)
-        found = list[_Found | int]()
+            self._take(bytes(answer[wire.ANSWER.size : at]), passed, now)
         for _ in range(count):
             if answer[at] != wire.GIVEN:
                 found.append(answer[at])
@@ -160,23 +170,35 @@ class _Link:
                 continue
             _, etag_size, extents_count, size_bytes, given = _unpack_object(answer, at)
             at += wire.OBJECT.size + etag_size
-            etag, extents, first_skip = answer[at - etag_size : at], list[_Extent](), 0
+            etag, before = bytes(answer[at - etag_size : at]), 0
+            extents: list[_Extent] = []
             for number in range(extents_count):
                 file_id, offset, length, skip = _unpack_extent(answer, at)
                 at += wire.EXTENT.size
-                stop = at + 4 * -(-length // _CHUNK)
-                file = self.files.get(file_id)
+                chunks = -(-length // _CHUNK)
+                file = files.get(file_id)
                 if file is not None:
                     file.used = now
-                    extents.append((file, offset, length, answer[at:stop]))
+                    extents.append((file, offset, length, _unpack_checksums(chunks)(answer, at)))
                 if not number:
-                    first_skip = skip
-                at = stop
+                    before = skip
+                at += 4 * chunks
             is_whole = len(extents) == extents_count
-            found.append((etag, size_bytes, given, first_skip, extents) if is_whole else wire.ABSENT)
-        if len(self.files) > self._files_max:
-            self.release(len(self.files) - self._files_max)
+            found.append((etag, size_bytes, given, before, extents) if is_whole else wire.ABSENT)
+        if len(files) > self._files_max:
+            self.release(len(files) - self._files_max)
         return found
+
+    def _take(self, ids: bytes, passed: Sequence[tuple[int, int, bytes]], now: float) -> None:
+        """Keep the files that came with an answer: the last are missing if this process has no room for them."""
+        descriptors, at = array.array("i"), 0
+        for _, _, data in passed:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        for descriptor in descriptors:
+            self.files[ids[at : at + wire.FILE_ID_BYTES]] = _File(descriptor, now)
+            at += wire.FILE_ID_BYTES
+        if ids[at:]:
+            self._send(bytes([wire.RELEASE]) + ids[at:])
 
     def release(self, count: int = 0, unused_since: float = 0.0) -> None:
         """Close files, and tell the gateway: so many, or those not used since then, or evicted, as they take room."""
@@ -193,19 +215,20 @@ class _Link:
         """Tell the gateway of wrong bytes; it has dropped them when this returns."""
         self._answer(bytes([wire.REPORT]) + read)
 
-    def _answer(self, question: bytes) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    def _answer(self, question: bytes) -> Sequence[tuple[int, int, bytes]]:
+        """Receive the answer; return what came with it."""
         if self._is_asked:
             raise NoGateway("the answer to an earlier question was not taken")
         self._is_asked = True
         self._send(question)
         try:
-            answer, passed, _, _ = self._socket.recvmsg(_RECEIVED_MAX, _ROOM_FOR_FILES, socket.MSG_CMSG_CLOEXEC)
+            size, passed, _, _ = self._socket.recvmsg_into([self._received], _ROOM_FOR_FILES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise NoGateway(str(error)) from error
-        if answer[:1] != question[:1]:
+        if not size or self._received[0] != question[0]:
             raise NoGateway("the gateway closed the connection")
         self._is_asked = False
-        return answer, passed
+        return passed
 
     def _send(self, message: bytes) -> None:
         try:
@@ -237,7 +260,7 @@ class Reader:
         user_agent: str = "forebay-local",
     ) -> None:
         """`verify` False: trust files and memory. `http_threads`: reads by HTTP at a time."""
-        self._options = (socket_path, endpoint_url, credentials, region, verify, http_threads, user_agent)
+        self._options = {name: value for name, value in locals().items() if name != "self"}
         environment = os.environ
         self._path = socket_path or environment.get("FOREBAY_LOCAL_SOCKET", SOCKET_PATH)
         found = credentials or Credentials.found()
@@ -266,12 +289,8 @@ class Reader:
         self._keeper: threading.Thread | None = None
         self._pool: list[bytearray] = []
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._options
-
-    def __setstate__(self, options: tuple[Any, ...]) -> None:
-        names = ("socket_path", "endpoint_url", "credentials", "region", "verify", "http_threads", "user_agent")
-        self.__init__(**dict(zip(names, options, strict=True)))  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
+        return partial(Reader, **self._options), ()
 
     def read(self, key: str, first: int = 0, count: int = 0, *, etag: str = "") -> memoryview:
         """Return bytes of one object; `count` 0: to the end. Raises as `read_many`.
@@ -279,6 +298,32 @@ class Reader:
         With an `etag`, quotes included, another version is an error: ReadError, of status 412.
         """
         return self._read_many([(key, first, count)], etag)[0]
+
+    def read_into(self, target: memoryview, key: str, first: int = 0, *, etag: str = "") -> None:
+        """Fill `target` with bytes of an object, which must have as many; otherwise as `read`.
+
+        They are verified when this returns; if it raises, `target` may hold anything.
+        """
+        if target:
+            (found,) = self._read_many([(key, first, len(target))], etag, target)
+            if len(found) != len(target):
+                raise ReadError(f"{key}: it ends after {first + len(found)} bytes", 416)
+            if found.obj is not target.obj:
+                target[:] = found
+
+    def begin(self, key: str, count: int) -> tuple[str, int, memoryview] | None:
+        """Return ETag, size and the first bytes of an object whose bytes are in files here; None: HTTP tells."""
+        found = self._ask([wire.pack_read(*_read_of(key, 0, count))]) if self._is_possible else None
+        if not found or isinstance(found[0], int):
+            return None
+        etag, size_bytes, given, skip, extents = found[0]
+        content = memoryview(bytearray(given))
+        try:
+            self._load(extents, skip, content)
+        except (Damaged, OSError):
+            return None
+        self.local_reads += 1
+        return etag.decode("latin-1"), size_bytes, content
 
     def read_many(self, keys: Sequence[str | tuple[str, int, int]]) -> list[memoryview]:
         """Return the bytes of objects, in order. A key is `bucket/key`, or `s3://bucket/key` or `forebay://bucket/key`.
@@ -288,12 +333,15 @@ class Reader:
         """
         return self._read_many(keys, "")
 
-    def _read_many(self, keys: Sequence[str | tuple[str, int, int]], etag: str) -> list[memoryview]:
-        reads = [_name_of(key, 0, 0) if isinstance(key, str) else _name_of(*key) for key in keys]
+    def _read_many(
+        self, keys: Sequence[str | tuple[str, int, int]], etag: str, target: memoryview | None = None
+    ) -> list[memoryview]:
+        reads = [_read_of(key, 0, 0) if isinstance(key, str) else _read_of(*key) for key in keys]
         results: list[memoryview | None] = [None] * len(reads)
         if self._is_possible:
             for begin in range(0, len(reads), wire.KEYS_MAX):
-                self._read_local(range(begin, min(len(reads), begin + wire.KEYS_MAX)), reads, results, etag.encode())
+                numbers = range(begin, min(len(reads), begin + wire.KEYS_MAX))
+                self._read_local(numbers, reads, results, etag.encode(), target)
         else:
             self._say("no CRC32C here: install awscrt")
         missing = [number for number, result in enumerate(results) if result is None]
@@ -322,80 +370,80 @@ class Reader:
         reads: Sequence[tuple[bytes, int, int]],
         results: list[memoryview | None],
         etag: bytes,
+        target: memoryview | None = None,
     ) -> None:
-        """Read what the gateway has, of this version if an ETag is given. What stays None is for HTTP."""
-        packed = [wire.pack_read(*reads[number]) for number in numbers]
+        """Read what the gateway has, of this version if an ETag is given. What stays None is for HTTP.
+
+        `target` is memory for one read; it may have wrong bytes if the result stays None.
+        """
         while numbers:
+            packed = [wire.pack_read(*reads[number]) for number in numbers]
             found = self._ask(packed)
-            if found is None or (later := [at for at, one in enumerate(found) if one == wire.LATER]) == [
-                *range(len(found))
-            ]:
+            if found is None or all(one == wire.LATER for one in found):
                 return
-            sizes = [sum([extent[2] for extent in one[4]]) if isinstance(one, tuple) else 0 for one in found]
-            room, at = self._room(sum(sizes)), 0
-            for number, one, asked, size in zip(numbers, found, packed, sizes, strict=True):
-                if isinstance(one, tuple) and (not etag or one[0] == etag):
-                    results[number] = self._content(reads[number], one, asked, room[at : at + size])
-                at += size
-            numbers, packed = [numbers[at] for at in later], [packed[at] for at in later]
+            size = sum([one[2] for one in found if not isinstance(one, int)])
+            room = self._room(size) if target is None and size <= POOLED_BYTES_MAX else None
+            stop = 0
+            later: list[int] = []
+            for number, one, asked in zip(numbers, found, packed, strict=True):
+                if isinstance(one, int):
+                    if one == wire.LATER:
+                        later.append(number)
+                    continue
+                version, size_bytes, given, before, extents = one
+                begin, stop = stop, stop + given
+                if etag and version != etag:
+                    continue
+                name, first, count = reads[number]
+                total = min(count or size_bytes, size_bytes - first)
+                if target is not None:
+                    content = target[:total]
+                elif room is not None and given == total:
+                    content = room[begin:stop]
+                else:
+                    content = memoryview(bytearray(total))
+                try:
+                    self._load(extents, before, content if given == total else content[:given])
+                except Damaged:
+                    self._report(asked)
+                    continue
+                except OSError:
+                    continue  # the gateway's way, by HTTP, tells what is wrong
+                if given == total or self._read_rest(name, first, content, given, version):
+                    results[number] = content
+            numbers = later
 
-    def _content(
-        self, read: tuple[bytes, int, int], found: _Found, packed: bytes, content: memoryview
-    ) -> memoryview | None:
-        """Return the bytes of a read, brought into `content`; None: by HTTP."""
-        etag, size_bytes, given, skip, extents = found
-        name, first, count = read
-        try:
-            self._load(extents, content)
-        except Damaged:
-            self._report(packed)
-            return None
-        except OSError:
-            return None  # the gateway's way, by HTTP, tells what is wrong
-        if given != len(content):
-            content = content[skip : skip + given]
-        total = size_bytes - first
-        if 0 < count < total:
-            total = count
-        return content if given == total else self._with_rest(name, first, content, total, etag)
-
-    def _with_rest(self, name: bytes, first: int, content: memoryview, total: int, etag: bytes) -> memoryview | None:
-        """Return a read that was given in part together with its rest, of the same version."""
-        whole, done = memoryview(bytearray(total)), len(content)
-        whole[:done] = content
-        results: list[memoryview | None] = [None]
-        while done < total:
-            rest = name, first + done, min(total - done, len(content))
-            self._read_local([0], [rest], results, etag)
+    def _read_rest(self, name: bytes, first: int, whole: memoryview, done: int, etag: bytes) -> bool:
+        """Read what a question did not give, of the same version. False: it must come by HTTP."""
+        step = done
+        while done < len(whole):
+            rest = name, first + done, min(len(whole) - done, step)
+            results: list[memoryview | None] = [None]
+            self._read_local([0], [rest], results, etag, whole[done : done + rest[2]])
             if results[0] is None:
-                return None
-            whole[done : done + rest[2]] = results[0]
-            done, results = done + rest[2], [None]
-        return whole
+                return False
+            done += rest[2]
+        return True
 
-    def _load(self, extents: Sequence[_Extent], content: memoryview) -> None:
-        """Fill `content` with the bytes of the extents, verified. Raises Damaged, OSError."""
-        at = 0
+    def _load(self, extents: Sequence[_Extent], skip: int, content: memoryview) -> None:
+        """Fill `content` with the bytes of the extents behind the first `skip`, verified. Raises Damaged, OSError."""
+        crc32c, preadv, at = self._crc32c, os.preadv, 0
         for file, offset, length, checksums in extents:
-            if length <= _STEP_BYTES:
-                part = content[at : at + length] if len(content) > length else content
-                self._verify(part, os.preadv(file.descriptor, [part], offset), checksums)
-            else:
-                for start in range(0, length, _STEP_BYTES):  # what was read is verified while the processor has it
-                    part = content[at + start : at + min(start + _STEP_BYTES, length)]
-                    known = checksums[start // _CHUNK * 4 : (start + _STEP_BYTES) // _CHUNK * 4]
-                    self._verify(part, os.preadv(file.descriptor, [part], offset + start), known)
-            at += length
-
-    def _verify(self, content: memoryview, got: int, checksums: bytes) -> None:
-        if got != len(content):
-            raise Damaged
-        crc32c, at = self._crc32c, 0
-        if crc32c is not None:
-            for expected in _CRCS[len(checksums) // 4].unpack(checksums):
-                if crc32c(content[at : at + _CHUNK]) != expected:
+            for start in range(0, length, _STEP_BYTES):
+                size = min(_STEP_BYTES, length - start)
+                part = content[at : at + size]
+                into = part if len(part) == size and not skip else self._room(size)
+                if preadv(file.descriptor, (into,), offset + start) != size:
                     raise Damaged
-                at += _CHUNK
+                if crc32c is not None:
+                    for first, expected in zip(_STARTS, checksums[start // _CHUNK :], strict=False):
+                        if crc32c(into[first : first + _CHUNK], 0) != expected:
+                            raise Damaged
+                if into is not part:
+                    part = part[: size - skip]
+                    part[:] = into[skip : skip + len(part)]
+                    skip = 0
+                at += len(part)
 
     def _room(self, size: int) -> memoryview:
         """Return memory that no result uses any more, as fresh memory costs more than what is read into it."""
@@ -423,7 +471,7 @@ class Reader:
                     return self._linked().resolve(reads)
                 except (NoGateway, struct.error, IndexError) as error:  # or it speaks another protocol
                     self._drop_link()
-                    if is_new or isinstance(error.__cause__, TimeoutError):
+                    if is_new or isinstance(error.__cause__, BlockingIOError):  # it took too long
                         return None
             return None
         finally:
@@ -490,7 +538,7 @@ def _references(pool: list[bytearray], number: int) -> int:
 _UNUSED = _references([bytearray(1)], 0)
 
 
-def _name_of(key: str, first: int, count: int) -> tuple[bytes, int, int]:
+def _read_of(key: str, first: int, count: int) -> tuple[bytes, int, int]:
     if key.startswith(("s3://", "forebay://")):
         key = key.partition("://")[2]
     if first < 0 or count < 0:

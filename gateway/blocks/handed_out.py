@@ -46,6 +46,8 @@ class HandedOut(NamedTuple):
     packed: bytes
     size_bytes: int
     places: Sequence[Place]
+    files: Sequence[bytes]
+    """The ids of the places' files."""
 
 
 HeldBlock = tuple[bytes, int, int, tuple[bytes, bytes]]
@@ -54,7 +56,8 @@ HeldBlock = tuple[bytes, int, int, tuple[bytes, bytes]]
 
 def hand_out(version: ObjectVersion, asked: tuple[int, int], blocks: Sequence[HeldBlock]) -> HandedOut:
     """Return what a client needs to read these bytes itself."""
-    extents, places = list[bytes](), list[Place]()
+    extents: list[bytes] = []
+    places: list[Place] = []
     for block_id, position, count, rows in blocks:
         extent, file_id = layout.unpack_extent(*rows), rows[0][: layout.FILE_KEY_BYTES]
         start, stop = chunk_aligned(extent, position, count)
@@ -63,7 +66,7 @@ def hand_out(version: ObjectVersion, asked: tuple[int, int], blocks: Sequence[He
         places.append(Place(file_id, block_id, extent, rows[0]))
     etag, total = version.etag.encode("latin-1", "replace"), sum(count for _, _, count, _ in blocks)
     head = wire.OBJECT.pack(wire.GIVEN, len(etag), len(places), version.size_bytes, total)
-    return HandedOut(asked, b"".join((head, etag, *extents)), total, places)
+    return HandedOut(asked, b"".join((head, etag, *extents)), total, places, [place.file_id for place in places])
 
 
 def open_for_client(

@@ -122,7 +122,7 @@ class WarmSpan(PinnedFileSpan):
 class HeldObject:
     """Spans of one version's blocks, for repeated reads: constant values are computed once."""
 
-    __slots__ = ("_dependencies", "_handed_out", "_ids", "_size_bytes", "_slot", "version")
+    __slots__ = ("_commit", "_dependencies", "_handed_out", "_ids", "_size_bytes", "_slot", "version")
 
     def __init__(self, dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> None:
         self._dependencies = dependencies
@@ -131,32 +131,33 @@ class HeldObject:
         self._size_bytes = dependencies.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
         self._handed_out: HandedOut | None = None
-        """The last one."""
+        self._commit = 0
+        """The last one, and the index's last commit when its blocks were looked up."""
 
     def hand_out(self, first: int, count: int) -> HandedOut | None:
         """Return the first of these bytes, as far as their blocks are here, for a client that reads files itself."""
-        known = self._handed_out
-        if known is None or known.asked != (first, count) or not self._is_there(known):
+        known, dependencies = self._handed_out, self._dependencies
+        commit = dependencies.directory.index.last_commit.number()
+        if known is None or known.asked != (first, count) or not (commit == self._commit or self._are_there(known)):
             known = self._handed_out = self._hand_out(first, first + count)
-            if known is None:
-                return None
-        note = self._dependencies.accesses.note
+        if known is None or not dependencies.isolation.readable:
+            return None
+        self._commit = commit
+        note = dependencies.accesses.note
         for place in known.places:
             note(place.extent.file)
         return known
 
-    def _is_there(self, known: HandedOut) -> bool:
-        dependencies = self._dependencies
-        if not dependencies.isolation.readable:
-            return False
+    def _are_there(self, known: HandedOut) -> bool:
         for place in known.places:
-            rows = _held_rows(dependencies, place.block_id)
+            rows = _held_rows(self._dependencies, place.block_id)
             if rows is None or rows[0] != place.row:
                 return False
         return True
 
     def _hand_out(self, first: int, stop: int) -> HandedOut | None:
-        size_bytes, begin, blocks = self._size_bytes, first, list[HeldBlock]()
+        size_bytes, begin = self._size_bytes, first
+        blocks: list[HeldBlock] = []
         while begin < stop and len(blocks) < BLOCKS_MAX:
             rows, number = self._rows(begin, 1), begin // size_bytes
             if rows is None:

@@ -178,9 +178,12 @@ class LocalPort:
             metrics.LOCAL_CUT_OFF.add(1, reason)
 
     def _send(self, one: _Connection, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
-            one.connection.sendmsg([message], passed)
+            if descriptors:
+                passed = socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors)
+                one.connection.sendmsg([message], [passed])
+            else:
+                one.connection.send(message)
         except (BlockingIOError, InterruptedError):  # it asks without taking answers
             self._close(one, "protocol")
         except OSError:
@@ -259,14 +262,15 @@ class LocalPort:
 
     def _resolve(self, one: _Connection, message: bytes) -> None:
         began, key, held = time.perf_counter(), self._key(one), one.held
-        reads, must_wait, local_read, access_key_id = list[_Read](), False, self._prepared.local_read, one.access_key_id
+        must_wait, local_read, access_key_id = False, self._prepared.local_read, one.access_key_id
+        reads: list[_Read] = []
         for name, first, count in wire.reads_of(message):
             read, given = local_read((access_key_id, name), key), None
             if isinstance(read, PreparedRead):
                 given = read.hand_out(first, count)
                 if given is not None:
-                    for place in given.places:
-                        must_wait = must_wait or place.file_id not in held
+                    for file_id in given.files:
+                        must_wait = must_wait or file_id not in held
             elif read is not None:
                 must_wait = True
             reads.append((read, first, count, given))
@@ -331,9 +335,12 @@ class LocalPort:
         if self._app.callers is not None:
             credential = self._app.authenticator.credential_of(key.access_key_id)
             limits = self._app.callers.find(credential, one.agent)
-        now, held, absent, admissions = self._clock.monotonic(), one.held, 0, list[Admission]()
-        parts, size, sent = list[bytes](), len(reads) + 1024, list[tuple[Any, int]]()
-        held.update(dict.fromkeys(new, now))
+        now, held, absent, size = self._clock.monotonic(), one.held, 0, len(reads) + 1024
+        admissions: list[Admission] = []
+        parts: list[bytes] = []
+        sent: list[tuple[Any, int]] = []
+        if new:
+            held.update(dict.fromkeys(new, now))
         for one_read in reads:
             read, _, _, given = one_read
             if one_read is _TO_ASK_AGAIN or (given is not None and size + len(given.packed) > wire.MESSAGE_BYTES_MAX):
@@ -342,12 +349,12 @@ class LocalPort:
                 parts.append(_ABSENT)
                 absent += 1
             else:
-                for place in given.places:
-                    if place.file_id not in held:
+                for file_id in given.files:
+                    if file_id not in held:
                         parts.append(_ABSENT)
                         absent += 1
                         break
-                    held[place.file_id] = now
+                    held[file_id] = now
                 else:
                     parts.append(given.packed)
                     size += len(given.packed)
@@ -357,7 +364,8 @@ class LocalPort:
         for admission in admissions:
             admission.leave()
         metrics.LOCAL_READS.add(len(sent), "given")
-        metrics.LOCAL_READS.add(absent, "absent")
+        if absent:
+            metrics.LOCAL_READS.add(absent, "absent")
         self._prepared.sent_local(sent, began, key.access_key_id)
 
     # Wrong bytes

@@ -232,7 +232,8 @@ class PreparedRequests:
 
     def sent_local(self, sent: Sequence[tuple[PreparedRead, int]], began: float, access_key_id: str) -> None:
         """Count reads whose bytes, so many of each, a client reads itself: answers to GETs."""
-        seconds, sums = time.perf_counter() - began, dict[AnswerTally, tuple[int, int]]()
+        seconds = time.perf_counter() - began
+        sums: dict[AnswerTally, tuple[int, int]] = {}
         is_told_of = self.app.is_told_of(seconds, "200")
         for read, sent_bytes in sent:
             tally = read.handed_out(sent_bytes)

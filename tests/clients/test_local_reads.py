@@ -94,6 +94,47 @@ def test_an_open_file_is_of_one_version(filesystem: Any) -> None:
     assert filesystem.cat_file("bucket/changing") == new
 
 
+def test_small_reads_share_questions(filesystem: Any) -> None:
+    """In order, and as readers of archives do: to the end of each member, and back to its beginning. A reader that
+    jumps about a large file reads little of it."""
+    size, step = 8 * MIB, 70_000
+    content = random_bytes(size)
+    filesystem.pipe_file("bucket/archive", content)
+    with filesystem.open("bucket/archive") as file:
+        for first in range(0, size - step, step):
+            for place, count in ((first, 4), (first + step - 100, 100), (first, 200), (first + 200, 65_000)):
+                file.seek(place)
+                assert file.read(count) == content[place : place + count]
+    reader = filesystem.reader
+    assert reader.local_reads + reader.http_reads < 25
+    with filesystem.open("bucket/archive") as file:
+        for number in range(30):
+            place = number * 7 % 30 * 250_000
+            file.seek(place)
+            target = bytearray(100)
+            assert file.readinto(target) == 100
+            assert target == content[place : place + 100]
+            assert sum(len(held) for _, held in file.cache._held) < MIB
+
+
+def test_a_file_that_is_here_is_opened_without_http(filesystem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ETag and size come with its first bytes."""
+    content = random_bytes(3 * MIB)
+    filesystem.pipe_file("bucket/here", content)
+    while filesystem.reader.begin("bucket/here", 1) is None:
+        assert filesystem.cat_file("bucket/here") == content
+    monkeypatch.setattr(type(filesystem), "s3", None)
+    before = filesystem.reader.http_reads
+    with filesystem.open("bucket/here") as file:
+        assert (file.size, file.read(10), file.seek(-10, 2), file.read()) == (
+            3 * MIB,
+            content[:10],
+            3 * MIB - 10,
+            content[-10:],
+        )
+    assert filesystem.reader.http_reads == before
+
+
 def test_readers_of_formats(filesystem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parquet by pyarrow, a tar by WebDataset, tensors by safetensors."""
     import fsspec

@@ -25,6 +25,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.local_reads import KEYS, LocalGateway, local_gateway
+from tests.support.serving import PATIENCE_SECONDS
 from tests.support.slots import Slot
 from tests.support.waiting import until
 
@@ -162,7 +163,7 @@ async def test_an_answer_that_nobody_took_is_not_the_next_ones(tmp_path: Path) -
         def __init__(self, connection: socket.socket) -> None:
             self.send, self.close = connection.send, connection.close
 
-        def recvmsg(self, *_: object) -> None:
+        def recvmsg_into(self, *_: object) -> None:
             raise KeyboardInterrupt
 
     async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
@@ -187,6 +188,18 @@ async def test_no_thread_waits_for_anothers_question(tmp_path: Path) -> None:
         assert reader.http_reads == http + 3
         assert await local.read(reader, *keys) == [content(number) for number in range(3)]
         assert reader.http_reads == http + 3
+
+
+async def test_a_gateway_that_does_not_answer_holds_up_no_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while the read goes by HTTP."""
+    async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
+        _, keys = await filled(gateway, local, 3)
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(local.port, "_resolve", lambda *_: None)
+        reader = local.reader()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await local.read(reader, *keys) == [content(number) for number in range(3)]
+        assert reader.http_reads == 3
 
 
 async def test_names_may_be_urls(tmp_path: Path) -> None:
@@ -302,3 +315,30 @@ def test_memory_that_is_in_use_is_not_used_again() -> None:
     del first
     third, fourth = reader._room(1 << 20), reader._room(1 << 20)
     assert len({id(part.obj), id(third.obj), id(fourth.obj)}) == 3
+
+
+async def test_bytes_are_read_into_memory_that_is_given(tmp_path: Path) -> None:
+    """From files as by HTTP, at any place, of the version that is asked for; damaged bytes are replaced."""
+    async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
+        reader, keys = await filled(gateway, local, 5)
+        body, rng = content(4), random.Random(3)
+
+        async def into(first: int, size: int, reader: Reader = reader) -> bytes:
+            target = memoryview(bytearray(size))
+            await asyncio.to_thread(reader.read_into, target, keys[4], first)
+            return bytes(target)
+
+        http = reader.http_reads
+        for _ in range(50):
+            first = rng.randrange(len(body))
+            size = rng.randrange(len(body) - first + 1)
+            assert await into(first, size) == body[first : first + size]
+        assert reader.http_reads == http
+        with pytest.raises(module.ReadError, match="ends after"):
+            await into(len(body) - 5, 6)
+        with pytest.raises(module.ReadError, match="412"):
+            await asyncio.to_thread(reader.read_into, memoryview(bytearray(5)), keys[4], etag='"another"')
+        for file in files_of(gateway):
+            file.write_bytes(file.read_bytes().replace(body[70_000:70_032], bytes(32)))
+        assert await into(0, len(body)) == body
+        assert reader.http_reads > http

@@ -74,9 +74,9 @@ def _read(path: str, keys: Credentials, read: bytes) -> tuple[str, bytes] | None
         etag, size_bytes, given_bytes, skip, extents = found
         if read[10:18] == bytes(8) and given_bytes < size_bytes:
             return None
-        content = memoryview(bytearray(sum(length for _, _, length, _ in extents)))
-        Reader(credentials=keys)._load(extents, content)
-        return etag.decode("latin-1"), bytes(content[skip : skip + given_bytes])
+        content = memoryview(bytearray(given_bytes))
+        Reader(credentials=keys)._load(extents, skip, content)
+        return etag.decode("latin-1"), bytes(content)
     except NoGateway:
         return None
     finally:
