@@ -242,8 +242,8 @@ class Walk:
                 rolled_up = key[: end + len(self.delimiter)]
                 if rolled_up > after:
                     yield Entry(rolled_up, directory, b"")
-                if rolled_up != key:
-                    return rolled_up
+                if rolled_up != key or not key.endswith(b"/"):
+                    return rolled_up  # which other names may begin with
             elif not name.endswith(b"/"):
                 yield Entry(key, directory, name)
             else:
