@@ -21,6 +21,7 @@ from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.s3.list_result import ListedPage
 
 AddressingStyle = Literal["auto", "path", "virtual"]
 
@@ -238,6 +239,9 @@ class OriginRequest:
     replica: int | None = None
     """Which of the bucket's replicas is asked, and nobody else, by its place in the configuration."""
 
+    takes_rows: bool = False
+    """A page of a listing may come as `page_rows_of` the answer, with no document: its sender would only parse that."""
+
 
 class OriginHead(Protocol):
     """Status and headers of an answer of the origin."""
@@ -339,6 +343,7 @@ class WrappedResponse(ClosedAtExit):
     def __init__(self, response: OriginResponse) -> None:
         self.status = response.status
         self.headers = response.headers
+        self.rows = page_rows_of(response)
         self._response = response
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
@@ -356,6 +361,11 @@ class WrappedResponse(ClosedAtExit):
 
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+def page_rows_of(response: object) -> ListedPage | None:
+    """Return the page of a listing that came without a document, as its request `takes_rows`."""
+    return getattr(response, "rows", None)
 
 
 def doubt(response: object) -> None:

@@ -10,15 +10,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.clock import SystemClock
-from gateway.origin.client import Origin
+from gateway.jobs.listing import fetch_page
+from gateway.metadata.listing.records import packed_page
+from gateway.origin.client import Origin, OriginRequest, Purpose, WrappedResponse, page_rows_of
 from gateway.origin.stores.directory import walk
 from gateway.origin.stores.directory.walk import Directories
-from gateway.origin.stores.store import Found
+from gateway.policy.slots import Prefix
+from gateway.s3.list_result import ListedPage, parse_listed_page
 from tests.origin.origins import ask, xml
+from tests.origin.stores.asking import put
 from tests.support.directory_origin import BUCKET, DirectoryOrigin
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.rights import with_plain_rights
@@ -47,6 +51,7 @@ async def all_pages(origin: Origin, query: dict[str, str]) -> list[list[str]]:
             return pages
 
 
+@example(keys={"a", "a-"}, prefix="", after="", delimiter="a", limit=1, names_max=1000)
 @given(
     keys=st.sets(KEYS, max_size=12).map(without_files_that_are_directories),
     prefix=PREFIXES,
@@ -129,5 +134,31 @@ async def test_what_may_not_be_read_is_left_out_of_a_listing(nas: DirectoryOrigi
         (nas.bucket / place).chmod(mode)
     nas.write("open", b"")
     page = with_plain_rights(partial(nas.files._files.list, BUCKET, b"", b"", b"", 1000))
-    assert [one.key for one in page.entries if isinstance(one, Found)] == ["open"]
+    assert [one.key for one in page.entries if not isinstance(one, bytes)] == [b"open"]
     assert nas.skipped == {"unreadable": 3}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"delimiter": "/"}, {"prefix": "dir/"}, {"start-after": "dir/b"}, {"max-keys": "1"}]
+)
+async def test_rows_say_what_the_document_says(nas: DirectoryOrigin, more: dict[str, str]) -> None:
+    """Who would only parse the document takes the rows, and no document is made."""
+    nas.write("dir/a", b"a")
+    nas.write("é & b", b"bb")
+    await put(nas, "dir/c", b"ccc", content_type="text/plain", x_amz_storage_class="COLD")
+    query = [("list-type", "2"), ("encoding-type", "url"), ("fetch-owner", "true"), *more.items()]
+    read = await ask(nas, "GET", BUCKET, query=query)
+    async with await nas.send(OriginRequest("GET", BUCKET, None, query, takes_rows=True)) as answer:
+        rows, document = page_rows_of(WrappedResponse(answer)), await answer.read(1)
+    assert rows is not None
+    assert rows._replace(is_url_encoded=True) == parse_listed_page(read.body, with_owner=True)
+    assert document == b""
+
+
+async def test_a_crawl_takes_rows(nas: DirectoryOrigin) -> None:
+    nas.write("a", b"a")
+    page = await fetch_page(nas, Prefix(BUCKET), slot="default", purpose=Purpose.REFRESH, with_owner=True)
+    assert isinstance(page, ListedPage)
+    found = packed_page(page, b"b")
+    assert [key for key, _ in found.listed] == [b"a"]
+    assert packed_page(page, b"a").is_cut

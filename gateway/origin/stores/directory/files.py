@@ -24,10 +24,12 @@ from gateway.origin.stores.directory.versions import (
     found_in,
     is_empty,
     is_made,
+    token,
 )
-from gateway.origin.stores.directory.walk import UNREADABLE, Directories, Entry, OnSkipped, Walk
-from gateway.origin.stores.store import Found, Page
+from gateway.origin.stores.directory.walk import UNREADABLE, Directories, OnSkipped, Walk
+from gateway.origin.stores.store import STANDARD, Found, Page, listed_entry, timestamp
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 from gateway.s3.requests import check_bucket
 
 _VERSIONS_MAX = 8192
@@ -196,28 +198,24 @@ class Files:
         return opened
 
     def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
-        found = list[Found | bytes]()
+        found = list[ListedEntry | bytes]()
         with told(), self.bucket(bucket) as root:
-            walk, now = Walk(root, self._directories, prefix, after, delimiter, self.on_skipped), time.time()
+            walk = Walk(root, self._directories, prefix, after, delimiter, self.on_skipped)
             for entry in walk.entries():
-                listed = entry.key if not entry.name else self._listed(root, entry, now)
+                try:
+                    listed = _listed(root, *entry) if entry.name else entry.key
+                except OSError as error:
+                    if error.errno in UNREADABLE:
+                        self.on_skipped("unreadable")
+                    elif error.errno not in _ABSENT:
+                        raise
+                    continue
                 if listed is None:
                     continue
                 if len(found) == limit:
                     return Page(found, is_truncated=True)
                 found.append(listed)
         return Page(found, is_truncated=False)
-
-    def _listed(self, root: int, entry: Entry, now: float) -> Found | None:
-        """Return what a listing says of a file; None: there is none, no longer, or none that may be read."""
-        try:
-            return _looked_at(root, entry, now)
-        except OSError as error:
-            if error.errno in UNREADABLE:
-                self.on_skipped("unreadable")
-            elif error.errno not in _ABSENT:
-                raise
-        return None
 
 
 def _identity(stat: os.stat_result) -> tuple[int, ...]:
@@ -233,23 +231,24 @@ def _opened(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _looked_at(root: int, entry: Entry, now: float) -> Found | None:
-    seen = os.lstat(entry.name, dir_fd=entry.directory)
+def _listed(root: int, key: bytes, directory: int, name: bytes) -> ListedEntry | None:
+    """Return what a listing says of a file; None: there is none, no longer. OSError."""
+    seen = os.lstat(name, dir_fd=directory)
+    if stat.S_ISREG(seen.st_mode):
+        return _entry(root, key, seen, b"/proc/self/fd/%d/%b" % (directory, name))
     if stat.S_ISLNK(seen.st_mode):
-        return _listed_link(root, entry, now)
-    if entry.name == b".":
-        return None if is_made(entry.directory) else found_directory(entry.key.decode(), seen)
-    path = b"/proc/self/fd/%d/%b" % (entry.directory, entry.name)
-    return found_in(entry.key.decode(), seen, attribute_of(path, seen, root), now)
+        with opened_beneath(root, key.split(b"/"), os.O_PATH) as target:
+            seen, path = os.fstat(target), b"/proc/self/fd/%d" % target
+            return _entry(root, key, seen, path, follows=True) if stat.S_ISREG(seen.st_mode) else None
+    is_empty_object = name == b"." and not is_made(directory)
+    return listed_entry(found_directory(key.decode(), seen)) if is_empty_object else None
 
 
-def _listed_link(root: int, entry: Entry, now: float) -> Found | None:
-    with opened_beneath(root, entry.key.split(b"/"), os.O_PATH) as target:
-        seen = os.fstat(target)
-        if not stat.S_ISREG(seen.st_mode):
-            return None
-        written = attribute_of(b"/proc/self/fd/%d" % target, seen, root, follows=True)
-        return found_in(entry.key.decode(), seen, written, now)
+def _entry(root: int, key: bytes, seen: os.stat_result, path: bytes, *, follows: bool = False) -> ListedEntry:
+    written = attribute_of(path, seen, root, follows=follows)
+    if written is not None:
+        return listed_entry(found_in(key.decode(), seen, written, 0))
+    return ListedEntry(key, timestamp(int(seen.st_mtime)), f'"{token(seen)}"', seen.st_size, STANDARD)
 
 
 class OpenFile(HeldFile):
