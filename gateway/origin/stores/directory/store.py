@@ -127,25 +127,18 @@ class DirectoryStore:
 
     async def _put_at_once(self, key: ObjectKey, body: Incoming, headers: Headers, condition: Condition) -> Found:
         """Have one trip to a thread do it all: a trip costs as much as the writing."""
-        chunks, taken_bytes = list[bytes](), 0
+        content = bytearray()
         async for chunk in body.chunks:
-            taken_bytes += len(chunk)
-            if taken_bytes > _PIECE_BYTES:
+            content += chunk
+            if len(content) > _PIECE_BYTES:
                 raise s3_error("IncompleteBody")
-            chunks.append(bytes(chunk))
-        content = b"".join(chunks)
 
-        def write() -> Found:
-            new = self._writer.begin(key)
-            try:
-                body.digests.update(content)
-                checksums, etag = _checksums(body), f'"{body.digests.md5().hex()}"'
-                new.write(content, 0)
-            except BaseException:
-                self._writer.give_up(new)
-                raise
-            return self._writer.finish(new, key, etag, kept_headers(headers), checksums, condition)
+        def judged() -> tuple[str, Headers]:
+            body.digests.update(memoryview(content))
+            checksums = _checksums(body)
+            return f'"{body.digests.md5().hex()}"', checksums
 
+        write = partial(self._writer.write_whole, key, memoryview(content), judged, kept_headers(headers), condition)
         return await self._write(write, self._slow_seconds, turn=self._turn(key))
 
     async def _put_directory(self, key: ObjectKey, body: Incoming, condition: Condition) -> Found:

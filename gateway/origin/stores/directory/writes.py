@@ -87,8 +87,33 @@ class Writer:
         with told(), self._files.bucket(key.bucket) as bucket:
             self._check_place(bucket, key)
             with self.own(bucket, b"tmp") as directory:
-                name = uuid.uuid4().hex.encode()
-                return NewFile(key.bucket, name, _create(directory, name))
+                return _new_file(key.bucket, directory)
+
+    def write_whole(
+        self,
+        key: ObjectKey,
+        content: memoryview,
+        judged: Callable[[], tuple[str, Headers]],
+        headers: Headers,
+        condition: Condition,
+    ) -> Found:
+        """Do all steps at once. `judged` returns ETag and checksums of the content; S3Error if it is no good.
+
+        The place is looked at only if something goes wrong there: then that is why.
+        """
+        if (refused := refusal(key.key)) is not None:
+            raise refused
+        with told(key), self._files.bucket(key.bucket) as bucket, self.own(bucket, b"tmp") as directory:
+            etag, checksums = judged()
+            new = _new_file(key.bucket, directory)
+            try:
+                write_all(new.descriptor, content, 0)
+                return self._finish(bucket, directory, new, key, etag, headers, checksums, condition)
+            except BaseException as error:
+                self.give_up(new)
+                if isinstance(error, S3Error):
+                    self._check_place(bucket, key)
+                raise
 
     def give_up(self, new: NewFile) -> None:
         """Remove it, and what lies beside it."""
@@ -113,13 +138,25 @@ class Writer:
     ) -> Found:
         """Make the file the object. S3Error if the condition does not hold; it is given up in any case."""
         try:
-            with told(key), self._files.bucket(key.bucket) as bucket:
-                seen = self.keep(bucket, new.descriptor, etag, headers, checksums)
-                with self.own(bucket, b"tmp") as directory:
-                    self.publish(bucket, key, directory, new.name, condition)
+            with told(key), self._files.bucket(key.bucket) as bucket, self.own(bucket, b"tmp") as directory:
+                return self._finish(bucket, directory, new, key, etag, headers, checksums, condition)
         except BaseException:
             self.give_up(new)
             raise
+
+    def _finish(
+        self,
+        bucket: int,
+        directory: int,
+        new: NewFile,
+        key: ObjectKey,
+        etag: str,
+        headers: Headers,
+        checksums: Headers,
+        condition: Condition,
+    ) -> Found:
+        seen = self.keep(bucket, new.descriptor, etag, headers, checksums)
+        self.publish(bucket, key, directory, new.name, condition)
         new.close()
         return found_in(key.key, seen, {"etag": etag, "headers": headers, "checksums": checksums, "parts": ()}, 0)
 
@@ -372,9 +409,13 @@ class Writer:
     def locked(self, bucket: int, key: ObjectKey) -> Iterator[None]:
         """Hold the lock of a key, against threads, processes and nodes. S3Error where the file system has none."""
         number = lock_number(key)
-        with self._locks[number], self.own(bucket, b"locks") as directory:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(f"{number:02x}", flags, 0o600, dir_fd=directory)
+        path, flags = [OWN.encode(), b"locks", b"%02x" % number], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with self._locks[number]:
+            try:
+                descriptor = open_beneath(bucket, path, flags, 0o600, follows_links=False)
+            except FileNotFoundError:
+                with self.own(bucket, b"locks"):
+                    descriptor = open_beneath(bucket, path, flags, 0o600, follows_links=False)
             try:
                 lock(descriptor)
                 yield
@@ -386,9 +427,9 @@ def lock_number(key: ObjectKey) -> int:
     return hashlib.blake2b(key.key.encode(), digest_size=1).digest()[0]
 
 
-def _create(directory: int, name: bytes) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, FILE_MODE, dir_fd=directory)
+def _new_file(bucket: str, directory: int) -> NewFile:
+    name, flags = uuid.uuid4().hex.encode(), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return NewFile(bucket, name, os.open(name, flags, FILE_MODE, dir_fd=directory))
 
 
 def _make_in_place(parent: int, name: bytes) -> None:
