@@ -368,6 +368,15 @@ def page_rows_of(response: object) -> ListedPage | None:
     return getattr(response, "rows", None)
 
 
+StillSo = Callable[[], bool]
+"""Looks at the object itself, at once, and counts as the request did: the same request would be answered the same."""
+
+
+def still_of(response: OriginHead) -> StillSo | None:
+    """Return how to find out whether an answer still holds; None: ask again."""
+    return getattr(response, "still", None)
+
+
 def doubt(response: object) -> None:
     """As `WrappedResponse.doubt`, of any response."""
     getattr(response, "doubt", lambda: None)()

@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from botocore.exceptions import ClientError
 
@@ -22,6 +23,8 @@ PART_BYTES = 5 * 1024 * 1024
 BUCKET = "nas"
 PUTS = int(os.environ.get("FOREBAY_DIRECTORY_PUTS", "400"))
 """Conditional PUTs that race, in the long run of two gateways."""
+
+_READS = 20
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,31 @@ def test_13_1_a_changed_file_is_another_version(client: Any, root: Path) -> None
     path.write_bytes(data[::-1])
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert answer()["Body"].read() == data[::-1]
+
+
+def test_13_1_each_read_of_a_strict_slot_looks_at_the_file(gateway: GatewayProcess, client: Any, root: Path) -> None:
+    """13.1 Also where the gateway answers it without a thread: each look counts as a HEAD, and a change is seen."""
+    path = old(root / BUCKET / "looked" / "at", b"before")
+
+    def read() -> tuple[bytes, str]:
+        answer = client.get_object(Bucket=BUCKET, Key="looked/at")
+        return answer["Body"].read(), answer["ETag"]
+
+    until(lambda: not read()[1].startswith("W/"))
+    looks = heads(gateway)
+    assert {read()[0] for _ in range(_READS)} == {b"before"}
+    until(lambda: heads(gateway) >= looks + _READS)
+    before = path.stat()
+    path.write_bytes(b"behind")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read()[0] == b"behind"
+
+
+def heads(gateway: GatewayProcess) -> float:
+    """Return how many HEADs the origin has got; workers tell a moment later."""
+    lines = httpx.get(f"{gateway.admin_url}/metrics", timeout=60).text.splitlines()
+    of_head = [one for one in lines if one.startswith("forebay_origin_requests_total") and 'method="HEAD"' in one]
+    return sum(float(one.rpartition(" ")[2]) for one in of_head)
 
 
 def test_13_2_what_is_written_here_has_its_md5_and_metadata(client: Any, root: Path) -> None:

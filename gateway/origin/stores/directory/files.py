@@ -155,11 +155,9 @@ class Files:
         try:
             flags = os.O_PATH | os.O_CLOEXEC
             descriptors.append(open_at_once(_HERE, root, flags | os.O_DIRECTORY | os.O_NOFOLLOW, beneath=False))
-            if os.fstat(descriptors[0]).st_dev != self._devices[key.bucket]:
-                self._at_once.discard(key.bucket)
-                return None
             descriptors.append(open_at_once(descriptors[0], key.key.encode(), flags, beneath=True))
-            return found if _identity(os.fstat(descriptors[1])) == seen else None
+            now = os.fstat(descriptors[1])  # on the device of its bucket: no mount is crossed
+            return found if _identity(now) == seen and now.st_dev == self._devices[key.bucket] else None
         except OSError:
             return None
         finally:

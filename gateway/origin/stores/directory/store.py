@@ -77,7 +77,12 @@ class DirectoryStore:
         return key_paths.refusal(key.key)
 
     async def head(self, key: ObjectKey) -> Found:
-        return await self._run(partial(self._files.head, key))
+        found = self.head_at_once(key)
+        return found if found is not None else await self._run(partial(self._files.head, key))
+
+    def head_at_once(self, key: ObjectKey) -> Found | None:
+        """As `Files.head_at_once`."""
+        return self._files.head_at_once(key)
 
     async def open(self, key: ObjectKey, wanted: tuple[int, int | None]) -> FileReading:
         opening = partial(self._files.open, key, wanted)
@@ -99,12 +104,7 @@ class DirectoryStore:
 
     def begin_head(self, key: ObjectKey) -> asyncio.Future[Found] | None:
         """As `head`. None: that needs a wait."""
-        found = self._files.head_at_once(key)
-        if found is None:
-            return self.threads.run_now(partial(self._files.head, key), self._first_byte_seconds)
-        known: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        known.set_result(found)
-        return known
+        return self.threads.run_now(partial(self._files.head, key), self._first_byte_seconds)
 
     async def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
         listing = partial(self._files.list, bucket, prefix, after, delimiter, limit)
