@@ -38,6 +38,8 @@ _VERSIONS_MAX = 8192
 _HERE = -100
 """AT_FDCWD."""
 
+_LOOK = os.O_PATH | os.O_CLOEXEC
+
 FIRST_BYTES_MAX = 256 * 1024
 """Bytes that are read at once with the opening, if a reader wants no more."""
 
@@ -74,8 +76,8 @@ class Files:
         self.on_skipped = on_skipped
         self._directories = Directories(on_skipped)
         self._devices: dict[str, int] = {}
-        self._at_once: set[str] = set()
-        """Buckets on a file system that `head_at_once` may ask."""
+        self._at_once: dict[str, bytes] = {}
+        """The paths of buckets on a file system that `head_at_once` may ask."""
 
         self._versions: dict[ObjectKey, tuple[tuple[int, ...], Found]] = {}
         self._lock = threading.Lock()
@@ -100,9 +102,9 @@ class Files:
                 if known is None:
                     known = self._devices[name] = device
                     if answers_at_once(descriptor):
-                        self._at_once.add(name)
+                        self._at_once[name] = self._path(path)
             if device != known:
-                self._at_once.discard(name)
+                self._at_once.pop(name, None)
                 raise OriginUnreachable(
                     f"{self.root}/{name} is on another file system than it was when this process began: is it "
                     "mounted? If it is meant, restart Forebay",
@@ -115,10 +117,13 @@ class Files:
     def _open_bucket(self, name: bytes) -> int:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            return os.open(os.fsencode(self.root) + b"/" + name, flags | os.O_NOFOLLOW)
+            return os.open(self._path(name), flags | os.O_NOFOLLOW)
         except NotADirectoryError:  # a link, which must not lead out
             with _opened(self.root) as root:
                 return open_beneath(root, [name], flags)
+
+    def _path(self, bucket: bytes) -> bytes:
+        return os.fsencode(self.root) + b"/" + bucket
 
     def buckets(self) -> list[tuple[str, float]]:
         found = []
@@ -146,23 +151,23 @@ class Files:
 
         A file has the extended attributes that it had as long as it has its ctime.
         """
-        known = self._versions.get(key)
-        if known is None or key.bucket not in self._at_once:
+        known, root = self._versions.get(key), self._at_once.get(key.bucket)
+        if known is None or root is None:
             return None
         seen, found = known
-        root = b"%b/%b" % (os.fsencode(self.root), key.bucket.encode())
-        descriptors = list[int]()
+        bucket = file = -1
         try:
-            flags = os.O_PATH | os.O_CLOEXEC
-            descriptors.append(open_at_once(_HERE, root, flags | os.O_DIRECTORY | os.O_NOFOLLOW, beneath=False))
-            descriptors.append(open_at_once(descriptors[0], key.key.encode(), flags, beneath=True))
-            now = os.fstat(descriptors[1])  # on the device of its bucket: no mount is crossed
+            bucket = open_at_once(_HERE, root, _LOOK | os.O_DIRECTORY | os.O_NOFOLLOW, beneath=False)
+            file = open_at_once(bucket, key.key.encode(), _LOOK, beneath=True)
+            now = os.fstat(file)  # on the device of its bucket: no mount is crossed
             return found if _identity(now) == seen and now.st_dev == self._devices[key.bucket] else None
         except OSError:
             return None
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            if bucket >= 0:
+                os.close(bucket)
+            if file >= 0:
+                os.close(file)
 
     def _remember(self, key: ObjectKey, opened: OpenFile) -> None:
         changed_at = max(opened.seen.st_mtime, opened.seen.st_ctime)
