@@ -24,6 +24,7 @@ from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.list_result import ListedPage
 
 AddressingStyle = Literal["auto", "path", "virtual"]
+Symlinks = Literal["read", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class OriginSettings:
     """How to reach an origin.
 
     `endpoint_url` None is AWS's own endpoint of the region; `dialect` names a row of dialects.py; `datanodes`
-    are the hosts to which a namenode may send reads (none: those of its own domain). `ca_bundle` are
+    are the hosts to which a namenode may send reads (none: those of its own domain). `symlinks` and `file_mode` are for
+    directories: whether listings follow links, and what new files may (None: what the umask leaves). `ca_bundle` are
     certificates; None trusts the system's authorities. `proxy` is an http:// URL, hidden because
     it may carry a password.
 
@@ -49,6 +51,8 @@ class OriginSettings:
     addressing_style: AddressingStyle = "auto"
     dialect: str = "auto"
     datanodes: tuple[str, ...] = ()
+    symlinks: Symlinks = "read"
+    file_mode: int | None = None
     ca_bundle: PemFile | None = None
     proxy: str | None = field(default=None, repr=False)
     connect_timeout_seconds: float = 3.0

@@ -18,6 +18,7 @@ from gateway.jobs.listing import fetch_page
 from gateway.metadata.listing.records import packed_page
 from gateway.origin.client import Origin, OriginRequest, Purpose, WrappedResponse, page_rows_of
 from gateway.origin.stores.directory import walk
+from gateway.origin.stores.directory.key_paths import OWN
 from gateway.origin.stores.directory.walk import Directories
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import ListedPage, parse_listed_page
@@ -162,3 +163,41 @@ async def test_a_crawl_takes_rows(nas: DirectoryOrigin) -> None:
     found = packed_page(page, b"b")
     assert [key for key, _ in found.listed] == [b"a"]
     assert packed_page(page, b"a").is_cut
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"max-keys": "1"}, {"max-keys": "2", "start-after": "a/in/deep/"}, {"prefix": "a/in/"}, {"prefix": "b/up/"}],
+)
+async def test_linked_directories_are_entered_if_they_are_to_be(file_system: Path, query: dict[str, str]) -> None:
+    """Those in the bucket, by each way that leads there; not those that the way is in already, nor Forebay's own."""
+    nas = DirectoryOrigin(file_system, symlinks="follow")
+    for key in ("a/file", "b/deep/file", "z", f"{OWN}/tmp/hidden", "../outside/hidden"):
+        nas.write(key, b"")
+    links = {"a/in": "../b", "b/up": "../a", "own": OWN, "out": "../outside", "again": "a/file", "none": "no"}
+    for name, target in links.items():
+        (nas.bucket / name).symlink_to(target)
+    found = [key for page in await all_pages(nas, query) for key in page]
+    expected = ["a/file", "a/in/deep/file", "again", "b/deep/file", "b/up/file", "z"]
+    after, prefix = query.get("start-after", ""), query.get("prefix", "")
+    assert found == [key for key in expected if key > after and key.startswith(prefix)]
+    for key in found:
+        assert (await ask(nas, "GET", BUCKET, key)).status == 200
+    nas.files.threads.end()
+
+
+async def test_a_link_that_leads_elsewhere_now_is_listed_anew(
+    file_system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory has not changed by that."""
+    monkeypatch.setattr(walk, "SETTLE_SECONDS", -3600.0)
+    nas = DirectoryOrigin(file_system, symlinks="follow")
+    nas.write("a/one", b"")
+    (nas.bucket / "b").symlink_to("hub/now")
+    (nas.bucket / "hub").mkdir()
+    (nas.bucket / "hub" / "now").symlink_to("../a/one")
+    assert await all_pages(nas, {"prefix": "b"}) == [["b"]]
+    (nas.bucket / "hub" / "new").symlink_to("../a")
+    (nas.bucket / "hub" / "new").rename(nas.bucket / "hub" / "now")
+    assert await all_pages(nas, {"prefix": "b"}) == [["b/one"]]
+    nas.files.threads.end()

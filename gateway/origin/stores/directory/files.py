@@ -71,10 +71,12 @@ def meaning(error: OSError, key: ObjectKey | None = None) -> S3Error | OriginUnr
 class Files:
     """The buckets in `root`."""
 
-    def __init__(self, root: Path, on_skipped: OnSkipped) -> None:
+    def __init__(self, root: Path, on_skipped: OnSkipped, *, follows_links: bool = False) -> None:
+        """`follows_links`: listings enter linked directories."""
         self.root = root
         self.on_skipped = on_skipped
-        self._directories = Directories(on_skipped)
+        self._follows_links = follows_links
+        self._directories = Directories(on_skipped, follows_links=follows_links)
         self._devices: dict[str, int] = {}
         self._at_once: dict[str, bytes] = {}
         """The paths of buckets on a file system that `head_at_once` may ask."""
@@ -203,7 +205,8 @@ class Files:
     def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
         found = list[ListedEntry | bytes]()
         with told(), self.bucket(bucket) as root:
-            walk = Walk(root, self._directories, prefix, after, delimiter, self.on_skipped)
+            how = self.on_skipped, self._follows_links
+            walk = Walk(root, self._directories, prefix, after, delimiter, *how)
             for entry in walk.entries():
                 try:
                     listed = _listed(root, *entry) if entry.name else entry.key

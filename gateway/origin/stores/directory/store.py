@@ -49,12 +49,12 @@ class DirectoryStore:
     """As `Store`. Event loop only."""
 
     def __init__(self, root: Path, settings: OriginSettings, on_skipped: OnSkipped) -> None:
-        self._files = Files(root, on_skipped)
+        self._files = Files(root, on_skipped, follows_links=settings.symlinks == "follow")
         self._first_byte_seconds = settings.first_byte_timeout_seconds
         self._stall_seconds = settings.stall_timeout_seconds
         self._slow_seconds = settings.slow_timeout_seconds
         self._write_seconds = settings.read_timeout_seconds
-        self._writer = Writer(self._files)
+        self._writer = Writer(self._files, settings.file_mode)
         self._uploads = Uploads(self._files, self._writer)
         count_max = min(THREADS_MAX, settings.max_connections)
         self._turns = [asyncio.Semaphore(max(1, count_max // 4)) for _ in range(LOCKS)]
