@@ -20,7 +20,7 @@ from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
 from tests.support.waiting import eventually
 
 PART_BYTES = 5 * 1024 * 1024
-BUCKET = "nas"
+BUCKET, FOLLOWED = "nas", "followed"
 PUTS = int(os.environ.get("FOREBAY_DIRECTORY_PUTS", "400"))
 """Conditional PUTs that race, in the long run of two gateways."""
 
@@ -30,7 +30,8 @@ _READS = 20
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mnt")
-    (root / BUCKET).mkdir()
+    for bucket in (BUCKET, FOLLOWED):
+        (root / bucket).mkdir()
     return root
 
 
@@ -44,7 +45,10 @@ def gateway(root: Path) -> Iterator[GatewayProcess]:
         "origin": {"endpoint_url": "http://127.0.0.1:1"},
         "server": {"workers": 2},
         "cache": {"persistent": True, "capacity": "256MiB", "block_size": "64KiB"},
-        "buckets": [bucket_of(root)],
+        "buckets": [
+            bucket_of(root),
+            {**bucket_of(root), "name": FOLLOWED, "symlinks": "follow", "file_mode": "0640"},
+        ],
         "slots": [
             {"name": "indexed", "prefix": f"s3://{BUCKET}/indexed/", "consistency": "ttl", "index": True},
             {"name": "back", "prefix": f"s3://{BUCKET}/back/", "write": "back"},
@@ -240,6 +244,18 @@ def test_13_5_links_lead_nowhere_outside(client: Any, root: Path) -> None:
     assert refused(client.get_object, Key="links/out") == "NoSuchKey"
     assert client.get_object(Bucket=BUCKET, Key="links/in")["Body"].read() == b"seen"
     assert keys(client, Prefix="links/") == ["links/file", "links/in"]
+
+
+def test_13_5_and_13_8_a_bucket_says_what_links_and_rights_are(client: Any, root: Path) -> None:
+    """13.5, 13.8 Listings enter linked directories, and new files have the rights that are set."""
+    old(root / FOLLOWED / "real" / "file", b"1")
+    for name, target in (("link", "real"), ("own", ".forebay-origin"), ("real/up", "..")):
+        (root / FOLLOWED / name).symlink_to(target)
+    client.put_object(Bucket=FOLLOWED, Key="made/here", Body=b"2")
+    assert {path.stat().st_mode & 0o777 for path in (root / FOLLOWED / "made").rglob("*")} == {0o640}
+    assert (root / FOLLOWED / "made").stat().st_mode & 0o777 == 0o750
+    listed = client.list_objects_v2(Bucket=FOLLOWED)["Contents"]
+    assert [one["Key"] for one in listed] == ["link/file", "made/here", "real/file"]
 
 
 @pytest.mark.slow
