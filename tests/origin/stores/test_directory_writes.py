@@ -194,6 +194,19 @@ async def test_dir_slash_is_an_empty_directory(nas: DirectoryOrigin) -> None:
     assert not (nas.bucket / "a").exists()
 
 
+@pytest.mark.parametrize(
+    "condition", [{"if_match": '"x"'}, {"if_none_match": "*"}, {"content_md5": "AAAAAAAAAAAAAAAAAAAAAA=="}]
+)
+async def test_a_small_write_that_fails_says_what_is_in_its_way(
+    nas: DirectoryOrigin, condition: dict[str, str]
+) -> None:
+    """A file above it, rather than its condition, which no write there can fulfil. A body that is no good comes first."""
+    nas.write("file", b"1")
+    told = code(await put(nas, "file/below", b"2", **condition))
+    assert told == ("BadDigest" if "content_md5" in condition else "ObjectParentIsFile")
+    assert litter(nas) == []
+
+
 @pytest.mark.parametrize(("mode", "of_directories"), [(0o640, 0o750), (0o604, 0o705), (0o600, 0o700)])
 async def test_new_files_have_the_rights_that_are_set(file_system: Path, mode: int, of_directories: int) -> None:
     """Whatever the umask: of one piece, of parts in place or copied; and those of directories with them."""
