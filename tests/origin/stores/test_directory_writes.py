@@ -200,7 +200,7 @@ async def test_dir_slash_is_an_empty_directory(nas: DirectoryOrigin) -> None:
 async def test_a_small_write_that_fails_says_what_is_in_its_way(
     nas: DirectoryOrigin, condition: dict[str, str]
 ) -> None:
-    """A file above it, rather than its condition, which no write there can fulfil. A body that is no good comes first."""
+    """A file above it, rather than its condition, which no write there can fulfil. A bad body comes first."""
     nas.write("file", b"1")
     told = code(await put(nas, "file/below", b"2", **condition))
     assert told == ("BadDigest" if "content_md5" in condition else "ObjectParentIsFile")
