@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -74,12 +73,8 @@ class FileThreads:
         self._look = look
         self._wait_seconds_max = wait_seconds_max
         self._look_seconds_max = look_seconds_max
-        self._waiting, self._is_ended = deque[_Work[Any]](), False
-        self._idle = list[SimpleQueue[_Work[Any] | None]]()
-        """Where the idle threads wait, each for itself: from one queue for all, work would wake two of them."""
-
-        self._lock = threading.Lock()
-        """Of the three above: threads change them, too."""
+        self._queue: SimpleQueue[_Work[Any] | None] = SimpleQueue()
+        """One for all: a thread that has just ended something takes what comes next, before another one is awake."""
 
         self._begun = set[_Work[Any]]()
         self._limit: asyncio.TimerHandle | None = None
@@ -192,15 +187,10 @@ class FileThreads:
 
     def _put(self, work: _Work[Any]) -> None:
         self._busy += 1
-        with self._lock:
-            idle = self._idle.pop() if self._idle else None
-            if idle is None:
-                self._waiting.append(work)
-        if idle is not None:
-            idle.put(work)
-        elif self._threads < min(self._busy, self._count_max):
+        if self._threads < min(self._busy, self._count_max):
             self._threads += 1
             threading.Thread(target=self._serve, name="files", daemon=True).start()
+        self._queue.put(work)
 
     def _ended(self, work: _Work[Any]) -> None:
         self._begun.discard(work)
@@ -215,19 +205,9 @@ class FileThreads:
         work.outcome.add_done_callback(asyncio.Future.exception)  # nobody waits for it
 
     def _serve(self) -> None:
-        own: SimpleQueue[_Work[Any] | None] = SimpleQueue()
-        while (work := self._next(own)) is not None:
+        while (work := self._queue.get()) is not None:
             work.run()
             del work
-
-    def _next(self, own: SimpleQueue[_Work[Any] | None]) -> _Work[Any] | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            if self._is_ended:
-                return None
-            self._idle.append(own)
-        return own.get()
 
     def _find_out(self) -> None:
         if self._looking is None:
@@ -247,10 +227,8 @@ class FileThreads:
             self.is_dead, self._looking = False, None
 
     def end(self) -> None:
-        with self._lock:
-            self._is_ended, idle, self._idle = True, self._idle, []
-        for one in idle:
-            one.put(None)
+        for _ in range(self._threads):
+            self._queue.put(None)
 
     async def aclose(self) -> None:
         """End the threads that are idle; those that hang end with the process."""
