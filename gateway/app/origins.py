@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.config import OriginCredentialSettings, Settings
 from gateway.config import OriginSettings as OriginSettingsTable
@@ -224,6 +224,10 @@ class Replicas:
         return self._found[key]
 
 
+def _of_directory(one: BucketSettings | OriginSettingsTable) -> dict[str, Any]:
+    return {"symlinks": one.symlinks or "read", "file_mode": one.file_mode}
+
+
 def _at(one: BucketSettings | ReplicaSettings, like: OriginSettings) -> OriginSettings:
     return replace(
         like,
@@ -243,7 +247,7 @@ def routed_origin(settings: Settings, connect: Connect, replicas: Replicas) -> O
     for bucket in settings.buckets:
         own = replace(_at(bucket, main), datanodes=tuple(bucket.datanodes))
         if directory_of(bucket.endpoint_url) is not None:  # nothing else matters there
-            own = main if bucket.endpoint_url == main.endpoint_url else replace(main, endpoint_url=bucket.endpoint_url)
+            own = replace(main, endpoint_url=bucket.endpoint_url, **_of_directory(bucket))
         elif is_webhdfs(bucket.endpoint_url):
             own = replace(own, region=main.region, addressing_style=main.addressing_style, dialect=main.dialect)
         if own not in found:
@@ -301,6 +305,7 @@ def origin_settings(settings: Settings) -> OriginSettings:
         addressing_style=origin.addressing_style,
         dialect=origin.dialect,
         datanodes=tuple(origin.datanodes),
+        **_of_directory(origin),
         ca_bundle=origin.ca_bundle,
         proxy=origin.proxy.get_secret_value() if origin.proxy else None,
         connect_timeout_seconds=origin.connect_timeout_seconds,

@@ -174,6 +174,8 @@ def _bucket(bucket: BucketSettings, origin: OriginSettings) -> BucketSettings:
             "region": region,
             "addressing_style": bucket.addressing_style or origin.addressing_style,
             "datanodes": bucket.datanodes or ([] if bucket.endpoint_url else origin.datanodes),
+            "symlinks": bucket.symlinks or (None if bucket.endpoint_url else origin.symlinks),
+            "file_mode": bucket.file_mode if bucket.file_mode or bucket.endpoint_url else origin.file_mode,
             "dialect": bucket.dialect or ("auto" if bucket.endpoint_url else origin.dialect),
             "ca_bundle": bucket.ca_bundle or (None if bucket.endpoint_url else origin.ca_bundle),
             "replicas": [

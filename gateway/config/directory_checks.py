@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.config.entries import BucketSettings
 from gateway.config.fields import directory_of, is_store, is_webhdfs
-from gateway.config.settings import Settings
+from gateway.config.settings import OriginSettings, Settings
 from gateway.core.errors import ConfigError
 
 _OF_S3 = "remove this: the origin is a directory, and nothing is signed there"
 _OF_HDFS = "the origin is no HDFS: remove this"
+_OF_DIRECTORY = "the origin is no directory (file://): remove this"
 
 
 def directory_problems(settings: Settings) -> Iterator[ConfigError]:
@@ -20,6 +22,8 @@ def directory_problems(settings: Settings) -> Iterator[ConfigError]:
         directory, key = directory_of(bucket.endpoint_url), f"buckets[{i}]"
         if bucket.datanodes and not is_webhdfs(bucket.endpoint_url):
             yield ConfigError(f"{key}.datanodes", str(bucket.datanodes), _OF_HDFS)
+        if directory is None:
+            yield from _directory_only(key, bucket)
         if not is_store(bucket.endpoint_url):
             continue
         if directory is not None and bucket.endpoint_url != settings.origin.endpoint_url:
@@ -36,6 +40,8 @@ def _of_main(settings: Settings) -> Iterator[ConfigError]:
     directory = directory_of(origin.endpoint_url)
     if origin.datanodes and not is_webhdfs(origin.endpoint_url):
         yield ConfigError("origin.datanodes", str(origin.datanodes), _OF_HDFS)
+    if directory is None:
+        yield from _directory_only("origin", origin)
     if not is_store(origin.endpoint_url):
         return
     if directory is not None:
@@ -51,6 +57,13 @@ def _of_main(settings: Settings) -> Iterator[ConfigError]:
             "a directory has no key that callers could sign with: give them [[credentials]], or set "
             "server.allow_unsigned = true",
         )
+
+
+def _directory_only(key: str, one: BucketSettings | OriginSettings) -> Iterator[ConfigError]:
+    if one.symlinks is not None:
+        yield ConfigError(f"{key}.symlinks", one.symlinks, _OF_DIRECTORY)
+    if one.file_mode is not None:
+        yield ConfigError(f"{key}.file_mode", f"{one.file_mode:04o}", _OF_DIRECTORY)
 
 
 def _of_slots(settings: Settings) -> Iterator[ConfigError]:

@@ -16,12 +16,14 @@ from gateway.config.fields import (
     CheckpointPatternText,
     DialectName,
     DurationSeconds,
+    FileMode,
     HostPattern,
     PemFileSetting,
     S3ObjectUrl,
     S3Prefix,
     Section,
     SizeBytes,
+    Symlinks,
     origin_url,
     power_of_two,
     setting,
@@ -285,6 +287,18 @@ class BucketSettings(Section):
         [],
         "Hosts to which a webhdfs:// namenode may send reads. Empty: the namenode's own host, and those of its domain.",
         allowed="host names or addresses, or *.domain",
+    )
+    symlinks: Symlinks | None = setting(
+        None,
+        "Symbolic links in a file:// origin that stay in their bucket. read: reads follow them. follow: listings "
+        "enter linked directories, too. Omitted: read; without an endpoint_url, origin.symlinks.",
+        allowed='"read" or "follow"',
+    )
+    file_mode: FileMode | None = setting(
+        None,
+        "Rights of new files in a file:// origin; directories may also be entered by those who may read. Omitted: what "
+        "the umask leaves of 0666 and 0777; without an endpoint_url, origin.file_mode.",
+        allowed='octal digits as text, "0600" to "0777", with 6 or 7 for the owner',
     )
     ca_bundle: PemFileSetting | None = setting(
         None,

@@ -266,6 +266,21 @@ DIALECT_NAMES = "auto, s3, b2, bos, cos, gcs, obs, oss, r2 or tos"
 SocketPath = Annotated[Path, AfterValidator(socket_path)]
 
 HostPattern = Annotated[str, AfterValidator(_host_pattern)]
+
+Symlinks = Literal["read", "follow"]
+
+
+def _file_mode(value: object) -> int:
+    """As text of octal digits; as a number, where TOML has 0o640, or one process tells another."""
+    is_text = isinstance(value, str) and re.fullmatch("0?[0-7]{3}", value) is not None
+    mode = int(str(value), 8) if is_text else value
+    if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
+        raise ValueError('octal digits as text, "0600" to "0777", with 6 or 7 for the owner')
+    return mode
+
+
+FileMode = Annotated[int, BeforeValidator(_file_mode)]
+"""Rights of a file. The gateway must read and write what it has made."""
 HostName = Annotated[str, AfterValidator(host_name)]
 S3Prefix = Annotated[Prefix, PlainValidator(s3_prefix), PlainSerializer(str)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]

@@ -199,7 +199,7 @@ def _ways(settings: Settings) -> dict[str, tuple[object, ...]]:
         return one.endpoint_url, one.region, one.addressing_style, one.dialect, one.ca_bundle
 
     def home(one: OriginSettings | BucketSettings) -> tuple[object, ...]:
-        return *way(one), tuple(one.datanodes)
+        return *way(one), tuple(one.datanodes), one.symlinks, one.file_mode
 
     def ways(one: BucketSettings) -> tuple[object, ...]:
         return *home(one), *((copy.name, copy.origin_credentials, *way(copy)) for copy in one.replicas)

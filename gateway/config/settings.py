@@ -30,6 +30,7 @@ from gateway.config.fields import (
     BearerToken,
     DialectName,
     DurationSeconds,
+    FileMode,
     HostName,
     HostPattern,
     LinkBandwidth,
@@ -38,6 +39,7 @@ from gateway.config.fields import (
     Section,
     SizeBytes,
     SocketPath,
+    Symlinks,
     is_store,
     origin_url,
     power_of_two,
@@ -166,6 +168,18 @@ class OriginSettings(Section):
         [],
         "Hosts to which a webhdfs:// namenode may send reads. Empty: the namenode's own host, and those of its domain.",
         allowed="host names or addresses, or *.domain",
+    )
+    symlinks: Symlinks | None = setting(
+        None,
+        "Symbolic links in a file:// origin that stay in their bucket. read: reads follow them. follow: listings "
+        "enter linked directories, too. Omitted: read.",
+        allowed='"read" or "follow"',
+    )
+    file_mode: FileMode | None = setting(
+        None,
+        "Rights of new files in a file:// origin; directories may also be entered by those who may read. Omitted: what "
+        "the umask leaves of 0666 and 0777.",
+        allowed='octal digits as text, "0600" to "0777", with 6 or 7 for the owner',
     )
     access_key_id: str | None = setting(
         None,

@@ -12,9 +12,9 @@ from gateway.jobs.job import JobDependencies
 from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
-from gateway.origin.client import Origin, OriginRequest, Purpose, error_of
+from gateway.origin.client import Origin, OriginRequest, Purpose, error_of, page_rows_of
 from gateway.policy.slots import Prefix
-from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, ListedPage, PageChain, parse_listed_page
 from gateway.s3.xml import error_code_of
 
 T = TypeVar("T")
@@ -56,8 +56,8 @@ async def fetch_page(
     start_after: str = "",
     token: str | None = None,
     with_owner: bool = False,
-) -> bytes:
-    """Return the document of one page: behind a continuation token, or behind the key `start_after`.
+) -> bytes | ListedPage:
+    """Return one page, as its document or as its rows: behind a continuation token, or behind the key `start_after`.
 
     Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for a page that is too long.
     """
@@ -69,8 +69,10 @@ async def fetch_page(
     elif start_after:
         query.append(("start-after", start_after))
     async with await origin.send(
-        OriginRequest("GET", prefix.bucket, None, query, purpose=purpose, slot=slot)
+        OriginRequest("GET", prefix.bucket, None, query, purpose=purpose, slot=slot, takes_rows=True)
     ) as response:
+        if (rows := page_rows_of(response)) is not None:
+            return rows
         if response.status != 200:
             raise await error_of(response)
         return await response.read(PAGE_SIZE_BYTES_MAX)
@@ -98,8 +100,8 @@ async def list_pages(
     wanted, token, chain = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None, PageChain()
     while True:
         asked = listing.asked(prefix.bucket)
-        document = await with_retries(dependencies.clock, partial(page_of, token=token))
-        page = parse_listed_page(document, with_owner=with_owner)
+        told = await with_retries(dependencies.clock, partial(page_of, token=token))
+        page = parse_listed_page(told, with_owner=with_owner) if isinstance(told, bytes) else told
         dependencies.catalog.listed(prefix.bucket, page.entries, under)
         if bound is not None:
             listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)

@@ -58,6 +58,7 @@ from gateway.origin.client import (
     age_of,
     from_peer,
     is_of_s3,
+    still_of,
 )
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
@@ -337,6 +338,8 @@ class Catalog:
         head = object_head(key, response.headers, is_part=is_part)
         if (told := from_peer(response)) is not None:
             head = replace(head, age_seconds=told.age_seconds, of_peer=True)
+        if (still := still_of(response)) is not None:
+            head = replace(head, still=still)
         self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)

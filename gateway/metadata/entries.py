@@ -65,6 +65,7 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import OriginBodyError, RegistryAway, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
 from gateway.metadata.listing.records import date_text
+from gateway.origin.client import StillSo
 from gateway.policy.slots import Slot
 from gateway.s3.headers import (
     EncodedHeaders,
@@ -88,7 +89,8 @@ class ObjectHead:
     `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
     `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
     the catalog answered, and not the origin just now. `of_peer` says that another node
-    answered, and `age_seconds` how long ago that one had asked the origin.
+    answered, and `age_seconds` how long ago that one had asked the origin. `still` tells whether the origin would
+    answer so again, if that takes no wait.
     """
 
     version: ObjectVersion
@@ -98,6 +100,7 @@ class ObjectHead:
     remembered: bool = False
     of_peer: bool = False
     age_seconds: float = 0.0
+    still: StillSo | None = field(default=None, repr=False, compare=False)
     _of_whole: EncodedHeaders | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

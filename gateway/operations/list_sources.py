@@ -26,7 +26,7 @@ from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.read_wishes import wants_revalidation
-from gateway.origin.client import OriginRequest, error_of
+from gateway.origin.client import OriginRequest, OriginResponse, error_of, page_rows_of
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.headers import format_iso_date
@@ -270,9 +270,14 @@ async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str |
         query.append(("continuation-token", origin_token))
     elif wanted.start > wanted.prefix:
         query.append(("start-after", before(wanted.start)))
-    document = await listing_document(listing.context, listing.bucket, query, PAGE_SIZE_BYTES_MAX)
-    page = parse_listed_page(document, with_owner=listing.query.with_owner)
-    listing.context.services.catalog.listed(listing.bucket, page.entries, listing.slots)
+    context = listing.context
+    request = OriginRequest("GET", listing.bucket, None, query, slot=context.slot.name, takes_rows=True)
+    async with await context.services.origin.send(request) as response:
+        page = page_rows_of(response)
+        if page is None:
+            document = await _document(context, response, PAGE_SIZE_BYTES_MAX)
+            page = parse_listed_page(document, with_owner=listing.query.with_owner)
+    context.services.catalog.listed(listing.bucket, page.entries, listing.slots)
     entries = [entry for entry in page.entries if entry.key >= wanted.start]
     return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
 
@@ -283,16 +288,20 @@ async def listing_document(
     """Return the origin's answer to a question about what a bucket holds. Raises OriginAnswered for every error."""
     request = OriginRequest("GET", bucket, None, query, slot=context.slot.name)
     async with await context.services.origin.send(request) as response:
-        if response.status != 200:
-            raise await error_of(response)
-        with context.services.buffers.holding() as grow:
-            body = bytearray()
-            async for piece in response.stream():
-                grow(len(piece))
-                body += piece
-                if len(body) > size_bytes_max:
-                    raise OriginBodyError("the origin's answer to a listing is too long")
-            return bytes(body)
+        return await _document(context, response, size_bytes_max)
+
+
+async def _document(context: RequestContext, response: OriginResponse, size_bytes_max: int) -> bytes:
+    if response.status != 200:
+        raise await error_of(response)
+    with context.services.buffers.holding() as grow:
+        body = bytearray()
+        async for piece in response.stream():
+            grow(len(piece))
+            body += piece
+            if len(body) > size_bytes_max:
+                raise OriginBodyError("the origin's answer to a listing is too long")
+        return bytes(body)
 
 
 def before(place: bytes) -> str:

@@ -24,7 +24,7 @@ from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.context import AppContext
 from gateway.operations.read_wishes import judged_by_the_origin
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import OriginRequest, StillSo
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.headers import is_one_range
 from gateway.s3.origin_habits import NO_HABITS
@@ -264,12 +264,14 @@ class _Told(NamedTuple):
     """The origin's answer about an object: `fixed`, without fields that differ in each answer.
 
     `identity` are lines of an answer's head that identify the origin's answer behind it. No `read`: the answer is
-    for `read_object`.
+    for `read_object`. `still`: as in `ObjectHead`.
     """
 
     fixed: Mapping[str, str]
     identity: bytes
     read: PreparedRead | None
+    etag: str
+    still: StillSo | None
 
 
 class StrictRead:
@@ -294,11 +296,24 @@ class StrictRead:
         """Tell whether the origin alone is asked: until another node begins to write there, too."""
         return not _is_shared(self.services, self.slot)
 
-    def answer(self, conditions: Conditions) -> PendingAnswer | None:
-        """Return an answer to ask the origin for; None: call `read_object`, which asks."""
+    def answer(self, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
+        """Return an answer, or one to ask the origin for; None: call `read_object`, which asks."""
         asked, latest = conditions.get("range"), self.latest
-        is_likely = (latest is None or latest.read is not None) and (asked is None or is_one_range(asked))
-        return _AskedAnswer(self, conditions) if is_likely else None
+        if (latest is not None and latest.read is None) or (asked is not None and not is_one_range(asked)):
+            return None
+        answer = self._still(latest, conditions) if latest is not None and latest.still is not None else None
+        return answer or _AskedAnswer(self, conditions)
+
+    def _still(self, latest: _Told, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
+        """Return the answer if the origin's last one holds, which the origin says at once."""
+        answer = latest.read.answer(conditions) if latest.read is not None else None
+        if answer is None or latest.still is None:
+            return None
+        if not latest.still():
+            answer.close()
+            return None
+        self.services.catalog.shown(self.key, latest.etag)
+        return answer
 
     async def asked(self) -> PreparedRead | None:
         """Ask the origin; return reads of the version that it names. None: `read_object` answers. Raises as `ask`."""
@@ -310,7 +325,9 @@ class StrictRead:
         if latest is None or latest.fixed != fixed:
             held = HeldVersion(head, _TOLD_EACH_TIME)
             read = _read(self.services, Operation.GET_OBJECT, self.key, self.slot, held, self._tally)
-            self.latest = latest = _Told(fixed, _identity(head), read)
+            self.latest = latest = _Told(fixed, _identity(head), read, head.version.etag, head.still)
+        elif latest.still is not head.still:
+            self.latest = latest = latest._replace(still=head.still)
         return latest
 
 

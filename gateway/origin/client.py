@@ -21,8 +21,10 @@ from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.s3.list_result import ListedPage
 
 AddressingStyle = Literal["auto", "path", "virtual"]
+Symlinks = Literal["read", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class OriginSettings:
     """How to reach an origin.
 
     `endpoint_url` None is AWS's own endpoint of the region; `dialect` names a row of dialects.py; `datanodes`
-    are the hosts to which a namenode may send reads (none: those of its own domain). `ca_bundle` are
+    are the hosts to which a namenode may send reads (none: those of its own domain). `symlinks` and `file_mode` are for
+    directories: whether listings follow links, and what new files may (None: what the umask leaves). `ca_bundle` are
     certificates; None trusts the system's authorities. `proxy` is an http:// URL, hidden because
     it may carry a password.
 
@@ -48,6 +51,8 @@ class OriginSettings:
     addressing_style: AddressingStyle = "auto"
     dialect: str = "auto"
     datanodes: tuple[str, ...] = ()
+    symlinks: Symlinks = "read"
+    file_mode: int | None = None
     ca_bundle: PemFile | None = None
     proxy: str | None = field(default=None, repr=False)
     connect_timeout_seconds: float = 3.0
@@ -238,6 +243,9 @@ class OriginRequest:
     replica: int | None = None
     """Which of the bucket's replicas is asked, and nobody else, by its place in the configuration."""
 
+    takes_rows: bool = False
+    """A page of a listing may come as `page_rows_of` the answer, with no document: its sender would only parse that."""
+
 
 class OriginHead(Protocol):
     """Status and headers of an answer of the origin."""
@@ -339,6 +347,7 @@ class WrappedResponse(ClosedAtExit):
     def __init__(self, response: OriginResponse) -> None:
         self.status = response.status
         self.headers = response.headers
+        self.rows = page_rows_of(response)
         self._response = response
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
@@ -356,6 +365,20 @@ class WrappedResponse(ClosedAtExit):
 
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+def page_rows_of(response: object) -> ListedPage | None:
+    """Return the page of a listing that came without a document, as its request `takes_rows`."""
+    return getattr(response, "rows", None)
+
+
+StillSo = Callable[[], bool]
+"""Looks at the object itself, at once, and counts as the request did: the same request would be answered the same."""
+
+
+def still_of(response: OriginHead) -> StillSo | None:
+    """Return how to find out whether an answer still holds; None: ask again."""
+    return getattr(response, "still", None)
 
 
 def doubt(response: object) -> None:

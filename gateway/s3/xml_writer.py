@@ -24,6 +24,11 @@ def escape(text: str) -> str:
     return text.translate(_ESCAPED)
 
 
+def escape_etag(etag: str) -> str:
+    """Escape an ETag, whose quotes are as a rule all that needs it."""
+    return f"&quot;{escape(etag[1:-1])}&quot;" if etag[:1] == '"' == etag[-1:] and len(etag) > 1 else escape(etag)
+
+
 def encode_list_key(value: str, url: bool) -> str:
     """Return a key, prefix or delimiter of a listing, ready to stand in the document.
 

@@ -32,6 +32,8 @@ def load(tmp_path: Path, text: str) -> None:
         f'[origin]\nendpoint_url = "file://NAS/"\n{CALLERS}',
         '[origin]\nendpoint_url = "file://NAS"\n[server]\nallow_unsigned = true',
         '[[buckets]]\nname = "nas"\nendpoint_url = "file://NAS"',
+        '[[buckets]]\nname = "nas"\nendpoint_url = "file://NAS"\nsymlinks = "follow"\nfile_mode = "0640"',
+        f'[origin]\nendpoint_url = "file://NAS"\nfile_mode = 0o640\n[[buckets]]\nname = "nas"\n{CALLERS}',
     ],
 )
 def test_a_directory_can_be_an_origin(tmp_path: Path, text: str) -> None:
@@ -62,6 +64,11 @@ def test_a_directory_can_be_an_origin(tmp_path: Path, text: str) -> None:
             f'prefix = "s3://nas/"\nauthorization = "origin"\n{CALLERS}',
             "slots[0].authorization",
         ),
+        ('[[buckets]]\nname = "x"\nendpoint_url = "file://NAS"\nsymlinks = "all"', "buckets[0].symlinks"),
+        ('[[buckets]]\nname = "x"\nendpoint_url = "file://NAS"\nfile_mode = "0440"', "buckets[0].file_mode"),
+        ('[[buckets]]\nname = "x"\nendpoint_url = "file://NAS"\nfile_mode = 640', "buckets[0].file_mode"),
+        ('[[buckets]]\nname = "x"\nendpoint_url = "http://x"\nfile_mode = "0640"', "buckets[0].file_mode"),
+        ('[origin]\nsymlinks = "follow"', "origin.symlinks"),
         ('[[buckets]]\nname = "x"\nendpoint_url = "file://CACHE/forebay/sub"', "buckets[0].endpoint_url"),
         ('[[buckets]]\nname = "x"\nendpoint_url = "file://CACHE"', "buckets[0].endpoint_url"),
         (

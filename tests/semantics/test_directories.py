@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from botocore.exceptions import ClientError
 
@@ -19,15 +20,18 @@ from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
 from tests.support.waiting import eventually
 
 PART_BYTES = 5 * 1024 * 1024
-BUCKET = "nas"
+BUCKET, FOLLOWED = "nas", "followed"
 PUTS = int(os.environ.get("FOREBAY_DIRECTORY_PUTS", "400"))
 """Conditional PUTs that race, in the long run of two gateways."""
+
+_READS = 20
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mnt")
-    (root / BUCKET).mkdir()
+    for bucket in (BUCKET, FOLLOWED):
+        (root / bucket).mkdir()
     return root
 
 
@@ -41,7 +45,10 @@ def gateway(root: Path) -> Iterator[GatewayProcess]:
         "origin": {"endpoint_url": "http://127.0.0.1:1"},
         "server": {"workers": 2},
         "cache": {"persistent": True, "capacity": "256MiB", "block_size": "64KiB"},
-        "buckets": [bucket_of(root)],
+        "buckets": [
+            bucket_of(root),
+            {**bucket_of(root), "name": FOLLOWED, "symlinks": "follow", "file_mode": "0640"},
+        ],
         "slots": [
             {"name": "indexed", "prefix": f"s3://{BUCKET}/indexed/", "consistency": "ttl", "index": True},
             {"name": "back", "prefix": f"s3://{BUCKET}/back/", "write": "back"},
@@ -97,6 +104,31 @@ def test_13_1_a_changed_file_is_another_version(client: Any, root: Path) -> None
     path.write_bytes(data[::-1])
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert answer()["Body"].read() == data[::-1]
+
+
+def test_13_1_each_read_of_a_strict_slot_looks_at_the_file(gateway: GatewayProcess, client: Any, root: Path) -> None:
+    """13.1 Also where the gateway answers it without a thread: each look counts as a HEAD, and a change is seen."""
+    path = old(root / BUCKET / "looked" / "at", b"before")
+
+    def read() -> tuple[bytes, str]:
+        answer = client.get_object(Bucket=BUCKET, Key="looked/at")
+        return answer["Body"].read(), answer["ETag"]
+
+    until(lambda: not read()[1].startswith("W/"))
+    looks = heads(gateway)
+    assert {read()[0] for _ in range(_READS)} == {b"before"}
+    until(lambda: heads(gateway) >= looks + _READS)
+    before = path.stat()
+    path.write_bytes(b"behind")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read()[0] == b"behind"
+
+
+def heads(gateway: GatewayProcess) -> float:
+    """Return how many HEADs the origin has got; workers tell a moment later."""
+    lines = httpx.get(f"{gateway.admin_url}/metrics", timeout=60).text.splitlines()
+    of_head = [one for one in lines if one.startswith("forebay_origin_requests_total") and 'method="HEAD"' in one]
+    return sum(float(one.rpartition(" ")[2]) for one in of_head)
 
 
 def test_13_2_what_is_written_here_has_its_md5_and_metadata(client: Any, root: Path) -> None:
@@ -212,6 +244,18 @@ def test_13_5_links_lead_nowhere_outside(client: Any, root: Path) -> None:
     assert refused(client.get_object, Key="links/out") == "NoSuchKey"
     assert client.get_object(Bucket=BUCKET, Key="links/in")["Body"].read() == b"seen"
     assert keys(client, Prefix="links/") == ["links/file", "links/in"]
+
+
+def test_13_5_and_13_8_a_bucket_says_what_links_and_rights_are(client: Any, root: Path) -> None:
+    """13.5, 13.8 Listings enter linked directories, and new files have the rights that are set."""
+    old(root / FOLLOWED / "real" / "file", b"1")
+    for name, target in (("link", "real"), ("own", ".forebay-origin"), ("real/up", "..")):
+        (root / FOLLOWED / name).symlink_to(target)
+    client.put_object(Bucket=FOLLOWED, Key="made/here", Body=b"2")
+    assert {path.stat().st_mode & 0o777 for path in (root / FOLLOWED / "made").rglob("*")} == {0o640}
+    assert (root / FOLLOWED / "made").stat().st_mode & 0o777 == 0o750
+    listed = client.list_objects_v2(Bucket=FOLLOWED)["Contents"]
+    assert [one["Key"] for one in listed] == ["link/file", "made/here", "real/file"]
 
 
 @pytest.mark.slow

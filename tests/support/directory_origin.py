@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from gateway.core.clock import SystemClock
 from gateway.origin.client import OriginSettings
@@ -18,12 +19,12 @@ BUCKET = "bucket"
 class DirectoryOrigin(origin.DirectoryOrigin):
     """`root/bucket` is there. Make it where an event loop runs."""
 
-    def __init__(self, root: Path, **settings: float) -> None:
+    def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
         self.bucket = root / BUCKET
         self.bucket.mkdir(exist_ok=True)
         self.skipped = Counter[str]()
-        self.files = DirectoryStore(root, OriginSettings(**settings), self._skip)  # type: ignore[arg-type]
+        self.files = DirectoryStore(root, OriginSettings(**settings), self._skip)
         super().__init__(self.files, SystemClock(), name="directory")
 
     def _skip(self, reason: str) -> None:

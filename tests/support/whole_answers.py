@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator
 
 from gateway.core.errors import OriginBodyError
-from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, WrappedResponse
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX
 from gateway.origin.receive_buffer import ReceiveBuffer
 
@@ -34,19 +32,11 @@ class WholeAnswers:
         await self._origin.aclose()
 
 
-class _Received:
+class _Received(WrappedResponse):
     def __init__(self, response: OriginResponse, body: bytes, failure: OriginBodyError | None) -> None:
-        self._response = response
+        super().__init__(response)
         self._body = body
         self._failure = failure
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
 
     def whole(self) -> memoryview | None:
         return memoryview(self._body) if self._failure is None else None
@@ -63,14 +53,3 @@ class _Received:
         if len(self._body) > limit_bytes:
             raise OriginBodyError(f"the origin's answer is longer than {limit_bytes} bytes")
         return self._body
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

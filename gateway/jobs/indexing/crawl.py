@@ -173,7 +173,7 @@ class Crawl:
             chain.follow([key for key, _ in page.listed], token)
 
     async def _page(self, crawl_range: CrawlRange, token: str | None) -> PackedPage:
-        document = await fetch_page(
+        told = await fetch_page(
             self._dependencies.origin,
             self._plan.prefix,
             slot=self._plan.slot,
@@ -182,7 +182,7 @@ class Crawl:
             token=token,
             with_owner=True,  # version 1 tells owners
         )
-        return packed_page(document, crawl_range.stop)
+        return packed_page(told, crawl_range.stop)
 
     def _batch(self, crawl_range: CrawlRange, page: PackedPage, asked: QueryStamp) -> Batch:
         """Return the part of the page within the range, whose end another lister may have taken meanwhile."""

@@ -23,8 +23,15 @@ import orjson
 
 from gateway.core.errors import OriginBodyError
 from gateway.metadata.listing.pages import END, Listed
-from gateway.s3.list_result import EntryTemplate, ListedEntry, decoded_key, parse_listed_page, template_of_parts
-from gateway.s3.xml_writer import encode_list_key, escape
+from gateway.s3.list_result import (
+    EntryTemplate,
+    ListedEntry,
+    ListedPage,
+    decoded_key,
+    parse_listed_page,
+    template_of_parts,
+)
+from gateway.s3.xml_writer import encode_list_key, escape, escape_etag
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
@@ -232,9 +239,9 @@ def encoded(key: bytes, *, url: bool) -> str:
 
 def _odd(text: str, record: bytes, before: str, size_bytes: int, after: str) -> str:
     """One whose date or ETag is not written as most are."""
-    date, etag = map(escape, odd_date_and_etag(record))
+    date, etag = odd_date_and_etag(record)
     return (
-        f"<Contents><Key>{text}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
+        f"<Contents><Key>{text}</Key><LastModified>{escape(date)}</LastModified><ETag>{escape_etag(etag)}</ETag>"
         f"{before}<Size>{size_bytes}</Size>{after}</Contents>"
     )
 
@@ -274,15 +281,14 @@ class PackedPage:
     is_cut: bool = False
 
 
-def packed_page(body: bytes, stop: bytes = END) -> PackedPage:
+def packed_page(told: bytes | ListedPage, stop: bytes = END) -> PackedPage:
     """Return a page's keys before `stop`; its request had `encoding-type=url`, `fetch-owner` and no delimiter.
 
     Raises OriginBodyError as `parse_listed_page`.
     """
-    quick = _quick(body, stop)
-    if quick is not None:
+    if isinstance(told, bytes) and (quick := _quick(told, stop)) is not None:
         return quick
-    page = parse_listed_page(body, with_owner=True)
+    page = parse_listed_page(told, with_owner=True) if isinstance(told, bytes) else told
     entries = [entry for entry in page.entries if entry.key < stop]
     return PackedPage(*numbered(entries), page.next_token, len(entries) < len(page.entries))
 

@@ -25,10 +25,19 @@ from gateway.origin.stores.listing import (
     list_v1,
     list_v2,
     parameter,
-    timestamp,
 )
 from gateway.origin.stores.response import PIECE_BYTES, StoreResponse, xml_answer
-from gateway.origin.stores.store import Condition, Found, Headers, Incoming, Judge, Reading, Store, kept_headers
+from gateway.origin.stores.store import (
+    Condition,
+    Found,
+    Headers,
+    Incoming,
+    Judge,
+    Reading,
+    Store,
+    kept_headers,
+    timestamp,
+)
 from gateway.origin.traffic_meter import Attempt, answer_kind
 from gateway.s3.checksums import PREFIX, upload_checksum_type
 from gateway.s3.error_codes import error_document, s3_error
@@ -322,7 +331,7 @@ class StoreOrigin:
             found = await self.store.put(key, self._copied(request, reading, None), headers, self._condition(request))
         finally:
             await reading.aclose()
-        fields = element("LastModified", timestamp(found.modified)) + element("ETag", found.etag)
+        fields = element("LastModified", timestamp(int(found.modified))) + element("ETag", found.etag)
         return xml_answer("CopyObjectResult", fields)
 
     def _copied(self, request: OriginRequest, reading: Reading, wanted: ByteRange | None) -> Incoming:
@@ -345,7 +354,7 @@ class StoreOrigin:
             part = await self.store.put_part(key, upload_id, number, body)
         finally:
             await reading.aclose()
-        fields = element("LastModified", timestamp(part.modified)) + element("ETag", part.etag)
+        fields = element("LastModified", timestamp(int(part.modified))) + element("ETag", part.etag)
         for name, value in part.checksums.items():
             fields += element(f"Checksum{name.removeprefix(PREFIX).upper()}", value)
         return xml_answer("CopyPartResult", fields)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 
 from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.origin.stores.response import StoreResponse, xml_answer
-from gateway.origin.stores.store import Found, FoundPart, FoundUpload, Page, Store
+from gateway.origin.stores.store import OWNER, FoundPart, FoundUpload, Page, Store, timestamp
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml_writer import element, encode_list_key, escape
+from gateway.s3.list_result import ListedEntry, ListedPage
+from gateway.s3.xml_writer import element, encode_list_key, escape_etag
 
-OWNER = "<Owner><ID>origin</ID><DisplayName>origin</DisplayName></Owner>"
 _PAGE_MAX = 1000
 
 
@@ -23,83 +21,75 @@ def parameter(request: OriginRequest, name: str) -> str | None:
     return next((value or "" for candidate, value in request.query if candidate == name), None)
 
 
-def timestamp(moment: float) -> str:
-    """Write as listings do: ISO 8601 with milliseconds."""
-    return _timestamp(int(moment))
-
-
-@lru_cache(4096)
-def _timestamp(moment: int) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
 async def list_v2(request: OriginRequest, bucket: str, store: Store) -> StoreResponse:
     token = parameter(request, "continuation-token")
     start_after = parameter(request, "start-after") or ""
-    page, common = await _list(request, bucket, store, _decode_token(token) if token else start_after.encode())
-    optional = "" if token is None else element("ContinuationToken", token)
-    if page.is_truncated:
-        optional += element("NextContinuationToken", base64.urlsafe_b64encode(_last(page)).decode())
+    page = await _page(request, bucket, store, _decode_token(token) if token else start_after.encode())
+    following = base64.urlsafe_b64encode(_last(page)).decode() if page.is_truncated else None
+    if request.takes_rows:
+        return StoreResponse(200, rows=ListedPage(_objects(page), _prefixes(page), following))
+    optional = element("KeyCount", str(len(page.entries)))
+    optional += "" if token is None else element("ContinuationToken", token)
+    optional += "" if following is None else element("NextContinuationToken", following)
     if start_after:
         optional += element("StartAfter", encode_list_key(start_after, _url(request)))
-    owner = OWNER if parameter(request, "fetch-owner") == "true" else ""
-    count = element("KeyCount", str(len(page.entries)))
-    return xml_answer("ListBucketResult", common + count + optional + _contents(page, owner, url=_url(request)))
+    with_owner = parameter(request, "fetch-owner") == "true"
+    return _document(request, bucket, page, optional, with_owner=with_owner)
 
 
 async def list_v1(request: OriginRequest, bucket: str, store: Store) -> StoreResponse:
     marker = parameter(request, "marker") or ""
-    page, common = await _list(request, bucket, store, marker.encode())
+    page = await _page(request, bucket, store, marker.encode())
     optional = f"<Marker>{encode_list_key(marker, _url(request))}</Marker>"
     if page.is_truncated and parameter(request, "delimiter"):
         optional += f"<NextMarker>{encode_list_key(_last(page).decode(), _url(request))}</NextMarker>"
-    return xml_answer("ListBucketResult", common + optional + _contents(page, OWNER, url=_url(request)))
+    return _document(request, bucket, page, optional, with_owner=True)
 
 
-async def _list(request: OriginRequest, bucket: str, store: Store, after: bytes) -> tuple[Page, str]:
+async def _page(request: OriginRequest, bucket: str, store: Store, after: bytes) -> Page:
+    prefix, delimiter = parameter(request, "prefix") or "", parameter(request, "delimiter") or ""
+    if limit := _limit(parameter(request, "max-keys"), "max-keys"):
+        return await store.list(bucket, prefix.encode(), after, delimiter.encode(), limit)
+    await store.check_bucket(bucket)
+    return Page((), is_truncated=False)
+
+
+def _document(request: OriginRequest, bucket: str, page: Page, optional: str, *, with_owner: bool) -> StoreResponse:
     prefix, delimiter = parameter(request, "prefix") or "", parameter(request, "delimiter") or ""
     limit, url = _limit(parameter(request, "max-keys"), "max-keys"), _url(request)
-    page = Page((), is_truncated=False)
-    if limit:
-        page = await store.list(bucket, prefix.encode(), after, delimiter.encode(), limit)
-    else:
-        await store.check_bucket(bucket)
     common = element("Name", bucket) + f"<Prefix>{encode_list_key(prefix, url)}</Prefix>"
     common += element("MaxKeys", str(limit)) + element("IsTruncated", _flag(page.is_truncated))
     if delimiter:
         common += f"<Delimiter>{encode_list_key(delimiter, url)}</Delimiter>"
     if url:
         common += element("EncodingType", "url")
-    prefixes = (entry.decode() for entry in page.entries if isinstance(entry, bytes))
     common += "".join(
-        f"<CommonPrefixes><Prefix>{encode_list_key(one, url)}</Prefix></CommonPrefixes>" for one in prefixes
+        f"<CommonPrefixes><Prefix>{encode_list_key(one.decode(), url)}</Prefix></CommonPrefixes>"
+        for one in _prefixes(page)
     )
-    return page, common
+    return xml_answer("ListBucketResult", common + optional + _contents(page, url=url, with_owner=with_owner))
+
+
+def _objects(page: Page) -> list[ListedEntry]:
+    return [entry for entry in page.entries if not isinstance(entry, bytes)]
+
+
+def _prefixes(page: Page) -> list[bytes]:
+    return [entry for entry in page.entries if isinstance(entry, bytes)]
 
 
 def _last(page: Page) -> bytes:
     last = page.entries[-1]
-    return last if isinstance(last, bytes) else last.key.encode()
+    return last if isinstance(last, bytes) else last.key
 
 
-def _contents(page: Page, owner: str, *, url: bool) -> str:
+def _contents(page: Page, *, url: bool, with_owner: bool) -> str:
     return "".join(
-        f"<Contents><Key>{encode_list_key(one.key, url)}</Key>"
-        f"<LastModified>{_timestamp(int(one.modified))}</LastModified><ETag>{_etag(one.etag)}</ETag>"
-        f"<Size>{one.size_bytes}</Size>{owner}"
-        f"<StorageClass>{_storage_class(one)}</StorageClass></Contents>"
-        for one in page.entries
-        if isinstance(one, Found)
+        f"<Contents><Key>{encode_list_key(one.key.decode(), url)}</Key>"
+        f"<LastModified>{one.modified}</LastModified><ETag>{escape_etag(one.etag)}</ETag>"
+        f"<Size>{one.size_bytes}</Size>{OWNER if with_owner else ''}{one.template.after_size}</Contents>"
+        for one in _objects(page)
     )
-
-
-def _storage_class(one: Found) -> str:
-    return escape(one.headers.get("x-amz-storage-class", "STANDARD")) if one.headers else "STANDARD"
-
-
-def _etag(etag: str) -> str:
-    """Escape an ETag, whose quotes are as a rule all that needs it."""
-    return f"&quot;{escape(etag[1:-1])}&quot;" if etag[:1] == '"' == etag[-1:] and len(etag) > 1 else escape(etag)
 
 
 async def list_uploads(request: OriginRequest, bucket: str, store: Store) -> StoreResponse:
@@ -142,7 +132,7 @@ def _upload(row: FoundUpload | str, *, url: bool) -> str:
     if isinstance(row, str):
         return f"<CommonPrefixes><Prefix>{encode_list_key(row, url)}</Prefix></CommonPrefixes>"
     fields = f"<Key>{encode_list_key(row.key, url)}</Key>" + element("UploadId", row.upload_id) + OWNER
-    fields += element("StorageClass", "STANDARD") + element("Initiated", timestamp(row.initiated))
+    fields += element("StorageClass", "STANDARD") + element("Initiated", timestamp(int(row.initiated)))
     return f"<Upload>{fields}</Upload>"
 
 
@@ -160,13 +150,13 @@ async def list_parts(request: OriginRequest, key: ObjectKey, store: Store) -> St
 
 
 def _part(part: FoundPart) -> str:
-    fields = element("PartNumber", str(part.number)) + element("LastModified", timestamp(part.modified))
+    fields = element("PartNumber", str(part.number)) + element("LastModified", timestamp(int(part.modified)))
     return f"<Part>{fields}{element('ETag', part.etag)}{element('Size', str(part.size_bytes))}</Part>"
 
 
 async def list_buckets(store: Store) -> StoreResponse:
     entries = "".join(
-        f"<Bucket>{element('Name', name)}{element('CreationDate', timestamp(created))}</Bucket>"
+        f"<Bucket>{element('Name', name)}{element('CreationDate', timestamp(int(created)))}</Bucket>"
         for name, created in sorted(await store.buckets())
     )
     return xml_answer("ListAllMyBucketsResult", f"{OWNER}<Buckets>{entries}</Buckets>")

@@ -9,6 +9,7 @@ from gateway.core.model import ByteRange
 from gateway.origin.client import ClosedAtExit
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.stores.store import Reading
+from gateway.s3.list_result import ListedPage
 from gateway.s3.xml_writer import document
 
 PIECE_BYTES = 1024 * 1024
@@ -24,12 +25,14 @@ class StoreResponse(ClosedAtExit):
         body: bytes = b"",
         reading: Reading | None = None,
         wanted: ByteRange | None = None,
+        rows: ListedPage | None = None,
     ) -> None:
         self.status = status
         self.headers: Mapping[str, str] = headers or {}
         self.body = body
         self.reading = reading
         self.wanted = wanted
+        self.rows = rows
 
     @property
     def size_bytes(self) -> int:

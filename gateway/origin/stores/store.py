@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from gateway.core.errors import S3Error
@@ -18,7 +20,9 @@ from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import unquote
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml import CompletedPart
+from gateway.s3.xml_writer import element
 
 Headers = Mapping[str, str]
 
@@ -60,10 +64,28 @@ class FoundUpload(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Versions, and common prefixes as bytes, in S3's order. `is_truncated`: more follow."""
+    """Objects (`listed_entry`), and common prefixes as bytes, in S3's order. `is_truncated`: more follow."""
 
-    entries: Sequence[Found | bytes]
+    entries: Sequence[ListedEntry | bytes]
     is_truncated: bool
+
+
+OWNER = "<Owner><ID>origin</ID><DisplayName>origin</DisplayName></Owner>"
+STANDARD = EntryTemplate("", OWNER, element("StorageClass", "STANDARD"))
+
+
+def listed_entry(found: Found) -> ListedEntry:
+    """Return what a listing says of an object, its owner always."""
+    template = STANDARD
+    if found.headers and (storage_class := found.headers.get("x-amz-storage-class")) is not None:
+        template = STANDARD._replace(after_size=element("StorageClass", storage_class))
+    return ListedEntry(found.key.encode(), timestamp(int(found.modified)), found.etag, found.size_bytes, template)
+
+
+@lru_cache(4096)
+def timestamp(moment: int) -> str:
+    """Write as listings do: ISO 8601 with milliseconds."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 class Reading(Protocol):

@@ -10,15 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.clock import SystemClock
-from gateway.origin.client import Origin
+from gateway.jobs.listing import fetch_page
+from gateway.metadata.listing.records import packed_page
+from gateway.origin.client import Origin, OriginRequest, Purpose, WrappedResponse, page_rows_of
 from gateway.origin.stores.directory import walk
+from gateway.origin.stores.directory.key_paths import OWN
 from gateway.origin.stores.directory.walk import Directories
-from gateway.origin.stores.store import Found
+from gateway.policy.slots import Prefix
+from gateway.s3.list_result import ListedPage, parse_listed_page
 from tests.origin.origins import ask, xml
+from tests.origin.stores.asking import put
 from tests.support.directory_origin import BUCKET, DirectoryOrigin
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.rights import with_plain_rights
@@ -47,6 +52,7 @@ async def all_pages(origin: Origin, query: dict[str, str]) -> list[list[str]]:
             return pages
 
 
+@example(keys={"a", "a-"}, prefix="", after="", delimiter="a", limit=1, names_max=1000)
 @given(
     keys=st.sets(KEYS, max_size=12).map(without_files_that_are_directories),
     prefix=PREFIXES,
@@ -129,5 +135,69 @@ async def test_what_may_not_be_read_is_left_out_of_a_listing(nas: DirectoryOrigi
         (nas.bucket / place).chmod(mode)
     nas.write("open", b"")
     page = with_plain_rights(partial(nas.files._files.list, BUCKET, b"", b"", b"", 1000))
-    assert [one.key for one in page.entries if isinstance(one, Found)] == ["open"]
+    assert [one.key for one in page.entries if not isinstance(one, bytes)] == [b"open"]
     assert nas.skipped == {"unreadable": 3}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"delimiter": "/"}, {"prefix": "dir/"}, {"start-after": "dir/b"}, {"max-keys": "1"}]
+)
+async def test_rows_say_what_the_document_says(nas: DirectoryOrigin, more: dict[str, str]) -> None:
+    """Who would only parse the document takes the rows, and no document is made."""
+    nas.write("dir/a", b"a")
+    nas.write("é & b", b"bb")
+    await put(nas, "dir/c", b"ccc", content_type="text/plain", x_amz_storage_class="COLD")
+    query = [("list-type", "2"), ("encoding-type", "url"), ("fetch-owner", "true"), *more.items()]
+    read = await ask(nas, "GET", BUCKET, query=query)
+    async with await nas.send(OriginRequest("GET", BUCKET, None, query, takes_rows=True)) as answer:
+        rows, document = page_rows_of(WrappedResponse(answer)), await answer.read(1)
+    assert rows is not None
+    assert rows._replace(is_url_encoded=True) == parse_listed_page(read.body, with_owner=True)
+    assert document == b""
+
+
+async def test_a_crawl_takes_rows(nas: DirectoryOrigin) -> None:
+    nas.write("a", b"a")
+    page = await fetch_page(nas, Prefix(BUCKET), slot="default", purpose=Purpose.REFRESH, with_owner=True)
+    assert isinstance(page, ListedPage)
+    found = packed_page(page, b"b")
+    assert [key for key, _ in found.listed] == [b"a"]
+    assert packed_page(page, b"a").is_cut
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"max-keys": "1"}, {"max-keys": "2", "start-after": "a/in/deep/"}, {"prefix": "a/in/"}, {"prefix": "b/up/"}],
+)
+async def test_linked_directories_are_entered_if_they_are_to_be(file_system: Path, query: dict[str, str]) -> None:
+    """Those in the bucket, by each way that leads there; not those that the way is in already, nor Forebay's own."""
+    nas = DirectoryOrigin(file_system, symlinks="follow")
+    for key in ("a/file", "b/deep/file", "z", f"{OWN}/tmp/hidden", "../outside/hidden"):
+        nas.write(key, b"")
+    links = {"a/in": "../b", "b/up": "../a", "own": OWN, "out": "../outside", "again": "a/file", "none": "no"}
+    for name, target in links.items():
+        (nas.bucket / name).symlink_to(target)
+    found = [key for page in await all_pages(nas, query) for key in page]
+    expected = ["a/file", "a/in/deep/file", "again", "b/deep/file", "b/up/file", "z"]
+    after, prefix = query.get("start-after", ""), query.get("prefix", "")
+    assert found == [key for key in expected if key > after and key.startswith(prefix)]
+    for key in found:
+        assert (await ask(nas, "GET", BUCKET, key)).status == 200
+    nas.files.threads.end()
+
+
+async def test_a_link_that_leads_elsewhere_now_is_listed_anew(
+    file_system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory has not changed by that."""
+    monkeypatch.setattr(walk, "SETTLE_SECONDS", -3600.0)
+    nas = DirectoryOrigin(file_system, symlinks="follow")
+    nas.write("a/one", b"")
+    (nas.bucket / "b").symlink_to("hub/now")
+    (nas.bucket / "hub").mkdir()
+    (nas.bucket / "hub" / "now").symlink_to("../a/one")
+    assert await all_pages(nas, {"prefix": "b"}) == [["b"]]
+    (nas.bucket / "hub" / "new").symlink_to("../a")
+    (nas.bucket / "hub" / "new").rename(nas.bucket / "hub" / "now")
+    assert await all_pages(nas, {"prefix": "b"}) == [["b/one"]]
+    nas.files.threads.end()

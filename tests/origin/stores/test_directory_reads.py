@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import OriginRequest
-from gateway.origin.stores.directory import beneath, files
+from gateway.origin.stores.directory import beneath, files, key_paths
 from gateway.s3.headers import is_md5_etag, is_of_parts
 from gateway.s3.origin_habits import makes_weak_etags
 from tests.origin.origins import Answer, ask, xml
@@ -147,6 +147,25 @@ async def test_no_key_leads_out_of_its_bucket(nas: DirectoryOrigin, tmp_path: Pa
         answer = await get(nas, key)
         assert (answer.status, b"hidden" in answer.body) == (404, False), key
         assert (await ask(nas, "HEAD", BUCKET, key)).status == 404
+
+
+@pytest.mark.usefixtures("opened")
+async def test_no_link_leads_to_what_is_forebays_own(nas: DirectoryOrigin) -> None:
+    """Unfinished writes, uploads, locks: not read, listed or written by a link within the bucket, of either kind."""
+    own = nas.bucket / key_paths.OWN
+    (own / "tmp").mkdir(parents=True)
+    (own / "tmp" / "unfinished").write_bytes(b"hidden")
+    nas.write("dir/file", b"1")
+    (nas.bucket / "dir" / "link").symlink_to(f"../{key_paths.OWN}/tmp/unfinished")
+    (nas.bucket / "all").symlink_to(key_paths.OWN)
+    (nas.bucket / "round").symlink_to(f"dir/../{key_paths.OWN}/tmp")
+    for key in ("dir/link", "all/tmp/unfinished", "round/unfinished", "all/", "round/"):
+        assert (await get(nas, key)).status == 404, key
+    for key in ("all/tmp/unfinished", "all/tmp/new", "round/new"):
+        assert (await ask(nas, "PUT", BUCKET, key, body=b"2")).status == 409, key
+    listed = await ask(nas, "GET", BUCKET, query=[("list-type", "2")])
+    assert [node.text for node in xml(listed.body).findall("Contents/Key")] == ["dir/file"]
+    assert (own / "tmp" / "unfinished").read_bytes() == b"hidden"
 
 
 async def test_links_within_a_bucket_are_read(nas: DirectoryOrigin) -> None:

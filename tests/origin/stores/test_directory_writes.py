@@ -17,12 +17,25 @@ import pytest
 from gateway.core.errors import OriginBusy, S3Error
 from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.stores.directory import beneath, writes
+from gateway.origin.stores.directory import beneath, key_paths, writes
 from gateway.origin.stores.directory.held import lock
 from gateway.origin.stores.directory.key_paths import OWN
 from gateway.origin.stores.directory.writes import lock_number
 from tests.origin.origins import ask, xml
-from tests.origin.stores.asking import KEY, MEBIBYTE, begin, cannot, code, litter, md5_etag, put, without_attributes
+from tests.origin.stores.asking import (
+    KEY,
+    MEBIBYTE,
+    PART,
+    begin,
+    cannot,
+    code,
+    complete,
+    litter,
+    md5_etag,
+    part,
+    put,
+    without_attributes,
+)
 from tests.support.directory_origin import BUCKET, DirectoryOrigin
 from tests.support.rights import with_plain_rights
 from tests.support.waiting import until
@@ -181,11 +194,44 @@ async def test_dir_slash_is_an_empty_directory(nas: DirectoryOrigin) -> None:
     assert not (nas.bucket / "a").exists()
 
 
+@pytest.mark.parametrize(
+    "condition", [{"if_match": '"x"'}, {"if_none_match": "*"}, {"content_md5": "AAAAAAAAAAAAAAAAAAAAAA=="}]
+)
+async def test_a_small_write_that_fails_says_what_is_in_its_way(
+    nas: DirectoryOrigin, condition: dict[str, str]
+) -> None:
+    """A file above it, rather than its condition, which no write there can fulfil. A bad body comes first."""
+    nas.write("file", b"1")
+    told = code(await put(nas, "file/below", b"2", **condition))
+    assert told == ("BadDigest" if "content_md5" in condition else "ObjectParentIsFile")
+    assert litter(nas) == []
+
+
+@pytest.mark.parametrize(("mode", "of_directories"), [(0o640, 0o750), (0o604, 0o705), (0o600, 0o700)])
+async def test_new_files_have_the_rights_that_are_set(file_system: Path, mode: int, of_directories: int) -> None:
+    """Whatever the umask: of one piece, of parts in place or copied; and those of directories with them."""
+    nas = DirectoryOrigin(file_system, file_mode=mode)
+    await put(nas, "small/one", b"1")
+    await put(nas, "large/one", bytes(2 * MEBIBYTE))
+    await put(nas, "dir/", b"")
+    for key, sizes in (("parts/equal", (PART, 1)), ("parts/not", (PART + 1, PART, 1))):
+        upload_id = await begin(nas, key)
+        etags = dict[int, str]()
+        for at, size in enumerate(sizes, 1):
+            etags[at] = (await part(nas, upload_id, at, bytes(size), key)).headers["etag"]
+        assert (await complete(nas, upload_id, etags, key)).status == 200
+    found = {path for path in nas.bucket.rglob("*") if key_paths.OWN not in path.parts}
+    rights = {path.is_dir(): path.stat().st_mode & 0o777 for path in found}
+    assert {path.stat().st_mode & 0o777 for path in found} == set(rights.values())
+    assert (rights, len(found)) == ({False: mode, True: of_directories}, 8)
+    nas.files.threads.end()
+
+
 async def test_dir_slash_is_made_though_its_parent_is_removed_meanwhile(
     nas: DirectoryOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the DELETE of the last key beside it, which comes between two of its steps."""
-    make_object, removed = writes._make_object, list[str]()
+    make_object, removed = nas.files._writer._make_object, list[str]()
 
     def late(*of: Any) -> os.stat_result:
         if not removed:
@@ -193,7 +239,7 @@ async def test_dir_slash_is_made_though_its_parent_is_removed_meanwhile(
             (nas.bucket / "a").rmdir()
         return make_object(*of)
 
-    monkeypatch.setattr(writes, "_make_object", late)
+    monkeypatch.setattr(nas.files._writer, "_make_object", late)
     assert (await put(nas, "a/dir/", b"")).status == 200
     assert ((nas.bucket / "a/dir").is_dir(), removed) == (True, ["a"])
 

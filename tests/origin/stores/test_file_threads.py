@@ -132,7 +132,7 @@ async def test_a_conditional_write_that_hangs_may_have_been_carried_out(
     """Nobody repeats it, as the second would be refused for the first."""
     hangs = threading.Event()
     nas.files._slow_seconds = SOON
-    monkeypatch.setattr(nas.files._writer, "finish", lambda *_: hangs.wait())
+    monkeypatch.setattr(nas.files._writer, "publish", lambda *_: hangs.wait())
     with pytest.raises(OutcomeUnknown):
         await ask(nas, "PUT", BUCKET, "file", headers={"if-none-match": "*"}, body=b"1")
     hangs.set()

@@ -18,9 +18,9 @@ from gateway.core.errors import OriginUnreachable, S3Error
 from gateway.core.model import ByteRange
 from gateway.origin.client import OriginRequest
 from gateway.origin.stores.face import StoreOrigin
-from gateway.origin.stores.listing import OWNER, parameter
+from gateway.origin.stores.listing import parameter
 from gateway.origin.stores.response import StoreResponse, xml_answer
-from gateway.origin.stores.store import Found
+from gateway.origin.stores.store import OWNER, Found
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation, classify
@@ -92,7 +92,7 @@ class _Face(StoreOrigin):
                 return xml_answer_of("LocationConstraint", "" if self.region == "us-east-1" else self.region)
             if (answer := await self._beyond(request, bucket)) is not None:
                 return answer
-        return await super().answer(request)
+        return await super().answer(replace(request, takes_rows=False))  # as every S3, it gives documents
 
     def check_kept(self, headers: Mapping[str, str], key: object) -> None:
         """Memory drops nothing that a test would miss."""

@@ -23,8 +23,10 @@ from gateway.origin.stores.store import (
     Page,
     chosen,
     kept_headers,
+    listed_entry,
 )
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 from gateway.s3.xml import CompletedPart
 from gateway.s3.xml_writer import document, element
 from tests.support.memory_origin.content import BytesContent, Content, DiscardedContent, JoinedContent, SlicedContent
@@ -170,7 +172,7 @@ class MemoryStore:
 
     async def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
         of = self.bucket(bucket)
-        keys, entries = of.sorted_keys, list[Found | bytes]()
+        keys, entries = of.sorted_keys, list[ListedEntry | bytes]()
         index = max(bisect_left(keys, prefix), bisect_right(keys, after))
         while index < len(keys) and keys[index].startswith(prefix):
             key = keys[index]
@@ -179,7 +181,7 @@ class MemoryStore:
             if rolled_up is None or rolled_up > after:
                 if len(entries) == limit:
                     return Page(entries, is_truncated=True)
-                entries.append(of.objects[key.decode()].found if rolled_up is None else rolled_up)
+                entries.append(listed_entry(of.objects[key.decode()].found) if rolled_up is None else rolled_up)
             index = index + 1 if rolled_up is None else bisect_left(keys, rolled_up + _LAST, index)
         return Page(entries, is_truncated=False)
 

@@ -30,9 +30,11 @@ from gateway.origin.stores.store import (
     Incoming,
     Page,
     kept_headers,
+    listed_entry,
 )
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import parse_content_range, parse_http_date
+from gateway.s3.list_result import ListedEntry
 from gateway.s3.xml import CompletedPart, child_text, local_name
 
 _PUT_BYTES_MAX = 5000 * 1024 * 1024
@@ -116,7 +118,7 @@ class AzureStore:
 
     async def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
         await self._check_account(bucket)
-        entries, place = list[Found | bytes](), (bucket, prefix, delimiter, after)
+        entries, place = list[ListedEntry | bytes](), (bucket, prefix, delimiter, after)
         marker, start = self._markers.pop(place, ""), b""
         if not marker and after > prefix and self._starts_anywhere:
             start = _start(prefix, after, delimiter)
@@ -133,7 +135,7 @@ class AzureStore:
 
     async def _page(
         self, bucket: str, prefix: bytes, delimiter: bytes, marker: str, start: bytes, limit: int
-    ) -> tuple[Sequence[Found | bytes], str]:
+    ) -> tuple[Sequence[ListedEntry | bytes], str]:
         """Return a page, without Forebay's own blobs, and where the next one begins: empty behind the last."""
         query = [("restype", "container"), ("comp", "list"), ("include", "metadata")]
         query += _given(prefix=prefix.decode(), delimiter=delimiter.decode(), marker=marker, startFrom=start.decode())
@@ -147,7 +149,7 @@ class AzureStore:
             return await self._page(bucket, prefix, delimiter, "", b"", limit)
         blobs = next((node for node in root if local_name(node) == "Blobs"), ())
         read = [entry_of(node) for node in blobs if local_name(node) in ("Blob", "BlobPrefix")]
-        entries = [one.encode() if isinstance(one, str) else one.found for one in read]
+        entries = [one.encode() if isinstance(one, str) else listed_entry(one.found) for one in read]
         if any(max(_name(one), default=0) >= 0xF0 for one in entries):  # of UTF-8, the first byte of such a character
             raise s3_error(
                 "ServiceUnavailable",
@@ -227,8 +229,8 @@ def _given(**parameters: str) -> list[tuple[str, str]]:
     return [(name, value) for name, value in parameters.items() if value]
 
 
-def _name(entry: Found | bytes) -> bytes:
-    return entry if isinstance(entry, bytes) else entry.key.encode()
+def _name(entry: ListedEntry | bytes) -> bytes:
+    return entry if isinstance(entry, bytes) else entry.key
 
 
 def _start(prefix: bytes, after: bytes, delimiter: bytes) -> bytes:

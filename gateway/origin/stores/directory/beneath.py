@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from gateway.origin.stores.directory.key_paths import OWN
+
 _OPENAT2 = 437
 """The number of the system call, the same on all architectures but alpha."""
 
@@ -69,12 +71,23 @@ def open_beneath(
 ) -> int:
     """Open `path`, whose components are names as `key_paths.components` gives them; none at all: the directory itself.
 
-    OSError: ENOENT, ENOTDIR, …; EXDEV or ELOOP for a link that leads out.
+    OSError: ENOENT, ENOTDIR, …; EXDEV or ELOOP for a link that leads out, or to Forebay's own directory in this one.
     """
     flags |= os.O_CLOEXEC if flags & os.O_PATH else _ALWAYS  # openat2 takes no flag without a meaning
     if HAS_OPENAT2:
-        resolve = _BENEATH | _NO_MAGICLINKS | (0 if follows_links else _NO_SYMLINKS)
-        return _openat2(directory, b"/".join(path) or b".", flags, mode, resolve)
+        joined, resolve = b"/".join(path) or b".", _BENEATH | _NO_MAGICLINKS
+        try:
+            return _openat2(directory, joined, flags, mode, resolve | _NO_SYMLINKS)
+        except OSError as error:
+            if not follows_links or error.errno != errno.ELOOP:
+                raise
+        descriptor = _openat2(directory, joined, flags, mode, resolve)
+        try:
+            _check_not_own(directory, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
     *parents, name = path or [b"."]
     at = os.dup(directory)
     try:
@@ -85,6 +98,13 @@ def open_beneath(
         return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=at)
     finally:
         os.close(at)
+
+
+def _check_not_own(directory: int, opened: int) -> None:
+    """Raise OSError ELOOP if links have led into Forebay's own directory: unfinished writes are nobody's to read."""
+    own = b"%b/%b/" % (os.readlink(b"/proc/self/fd/%d" % directory), OWN.encode())
+    if (os.readlink(b"/proc/self/fd/%d" % opened) + b"/").startswith(own):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(own))
 
 
 def answers_at_once(descriptor: int) -> bool:

@@ -8,6 +8,7 @@ threads that hang, not even the end of the process.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,9 +32,9 @@ class _Work(Generic[T]):
         ended: Callable[[_Work[Any]], None],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        self.is_late = False
+        self.is_late = self.is_write = False
         self.turn: asyncio.Semaphore | None = None
-        self.limit: asyncio.TimerHandle | None = None
+        self.seconds_max = self.due_at = math.inf
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[T] = self._loop.create_future()
         self._function, self._undo, self._ended, self._later = function, undo, ended, later
@@ -73,6 +74,10 @@ class FileThreads:
         self._wait_seconds_max = wait_seconds_max
         self._look_seconds_max = look_seconds_max
         self._queue: SimpleQueue[_Work[Any] | None] = SimpleQueue()
+        """One for all: a thread that has just ended something takes what comes next, before another one is awake."""
+
+        self._begun = set[_Work[Any]]()
+        self._limit: asyncio.TimerHandle | None = None
         self._free = asyncio.Semaphore(count_max)
         self._threads = self._busy = 0
         self._looking: asyncio.Task[None] | None = None
@@ -123,13 +128,27 @@ class FileThreads:
             self._free.acquire().send(None)  # which has not to wait
         return self._begin(function, seconds_max, None, is_write=False)
 
-    def _leave_behind(self, work: _Work[Any], seconds_max: float, is_write: bool) -> None:
-        if not work.outcome.done():
-            message = f"{self._name} has not answered within {seconds_max:g} seconds"
-            work.outcome.set_exception(OriginUnreachable(message, may_be_done=is_write))
-            work.is_late = True
-            self.left_behind += 1
-            self._find_out()
+    def _leave_behind(self) -> None:
+        """Leave what is late, and look again when the next will be."""
+        now = asyncio.get_running_loop().time()
+        for work in [one for one in self._begun if one.due_at <= now]:
+            self._begun.discard(work)
+            if not work.outcome.done():
+                message = f"{self._name} has not answered within {work.seconds_max:g} seconds"
+                work.outcome.set_exception(OriginUnreachable(message, may_be_done=work.is_write))
+                work.is_late = True
+                self.left_behind += 1
+                self._find_out()
+        self._limit = None
+        self._watch(min((one.due_at for one in self._begun), default=math.inf))
+
+    def _watch(self, due_at: float) -> None:
+        """Have `_leave_behind` run at this time, or before. One timer for all: most work needs none of its own."""
+        if due_at == math.inf or (self._limit is not None and self._limit.when() <= due_at):
+            return
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = asyncio.get_running_loop().call_at(due_at, self._leave_behind)
 
     async def _take(self, turn: asyncio.Semaphore, why_not: str) -> None:
         if not turn.locked():
@@ -154,9 +173,11 @@ class FileThreads:
         is_write: bool,
         turn: asyncio.Semaphore | None = None,
     ) -> asyncio.Future[T]:
-        work, loop = _Work(function, undo, self._ended, self.later), asyncio.get_running_loop()
-        work.turn = turn
-        work.limit = loop.call_later(seconds_max, self._leave_behind, work, seconds_max, is_write)
+        work = _Work(function, undo, self._ended, self.later)
+        work.turn, work.is_write, work.seconds_max = turn, is_write, seconds_max
+        work.due_at = asyncio.get_running_loop().time() + seconds_max
+        self._begun.add(work)
+        self._watch(work.due_at)
         self._put(work)
         return work.outcome
 
@@ -172,8 +193,7 @@ class FileThreads:
         self._queue.put(work)
 
     def _ended(self, work: _Work[Any]) -> None:
-        if work.limit is not None:
-            work.limit.cancel()
+        self._begun.discard(work)
         self._busy -= 1
         self._free.release()
         if work.turn is not None:

@@ -24,10 +24,12 @@ from gateway.origin.stores.directory.versions import (
     found_in,
     is_empty,
     is_made,
+    token,
 )
-from gateway.origin.stores.directory.walk import UNREADABLE, Directories, Entry, OnSkipped, Walk
-from gateway.origin.stores.store import Found, Page
+from gateway.origin.stores.directory.walk import UNREADABLE, Directories, OnSkipped, Walk
+from gateway.origin.stores.store import STANDARD, Found, Page, listed_entry, timestamp
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 from gateway.s3.requests import check_bucket
 
 _VERSIONS_MAX = 8192
@@ -35,6 +37,8 @@ _VERSIONS_MAX = 8192
 
 _HERE = -100
 """AT_FDCWD."""
+
+_LOOK = os.O_PATH | os.O_CLOEXEC
 
 FIRST_BYTES_MAX = 256 * 1024
 """Bytes that are read at once with the opening, if a reader wants no more."""
@@ -67,13 +71,15 @@ def meaning(error: OSError, key: ObjectKey | None = None) -> S3Error | OriginUnr
 class Files:
     """The buckets in `root`."""
 
-    def __init__(self, root: Path, on_skipped: OnSkipped) -> None:
+    def __init__(self, root: Path, on_skipped: OnSkipped, *, follows_links: bool = False) -> None:
+        """`follows_links`: listings enter linked directories."""
         self.root = root
         self.on_skipped = on_skipped
-        self._directories = Directories(on_skipped)
+        self._follows_links = follows_links
+        self._directories = Directories(on_skipped, follows_links=follows_links)
         self._devices: dict[str, int] = {}
-        self._at_once: set[str] = set()
-        """Buckets on a file system that `head_at_once` may ask."""
+        self._at_once: dict[str, bytes] = {}
+        """The paths of buckets on a file system that `head_at_once` may ask."""
 
         self._versions: dict[ObjectKey, tuple[tuple[int, ...], Found]] = {}
         self._lock = threading.Lock()
@@ -98,9 +104,9 @@ class Files:
                 if known is None:
                     known = self._devices[name] = device
                     if answers_at_once(descriptor):
-                        self._at_once.add(name)
+                        self._at_once[name] = self._path(path)
             if device != known:
-                self._at_once.discard(name)
+                self._at_once.pop(name, None)
                 raise OriginUnreachable(
                     f"{self.root}/{name} is on another file system than it was when this process began: is it "
                     "mounted? If it is meant, restart Forebay",
@@ -113,10 +119,13 @@ class Files:
     def _open_bucket(self, name: bytes) -> int:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            return os.open(os.fsencode(self.root) + b"/" + name, flags | os.O_NOFOLLOW)
+            return os.open(self._path(name), flags | os.O_NOFOLLOW)
         except NotADirectoryError:  # a link, which must not lead out
             with _opened(self.root) as root:
                 return open_beneath(root, [name], flags)
+
+    def _path(self, bucket: bytes) -> bytes:
+        return os.fsencode(self.root) + b"/" + bucket
 
     def buckets(self) -> list[tuple[str, float]]:
         found = []
@@ -144,25 +153,23 @@ class Files:
 
         A file has the extended attributes that it had as long as it has its ctime.
         """
-        known = self._versions.get(key)
-        if known is None or key.bucket not in self._at_once:
+        known, root = self._versions.get(key), self._at_once.get(key.bucket)
+        if known is None or root is None:
             return None
         seen, found = known
-        root = b"%b/%b" % (os.fsencode(self.root), key.bucket.encode())
-        descriptors = list[int]()
+        bucket = file = -1
         try:
-            flags = os.O_PATH | os.O_CLOEXEC
-            descriptors.append(open_at_once(_HERE, root, flags | os.O_DIRECTORY | os.O_NOFOLLOW, beneath=False))
-            if os.fstat(descriptors[0]).st_dev != self._devices[key.bucket]:
-                self._at_once.discard(key.bucket)
-                return None
-            descriptors.append(open_at_once(descriptors[0], key.key.encode(), flags, beneath=True))
-            return found if _identity(os.fstat(descriptors[1])) == seen else None
+            bucket = open_at_once(_HERE, root, _LOOK | os.O_DIRECTORY | os.O_NOFOLLOW, beneath=False)
+            file = open_at_once(bucket, key.key.encode(), _LOOK, beneath=True)
+            now = os.fstat(file)  # on the device of its bucket: no mount is crossed
+            return found if _identity(now) == seen and now.st_dev == self._devices[key.bucket] else None
         except OSError:
             return None
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            if bucket >= 0:
+                os.close(bucket)
+            if file >= 0:
+                os.close(file)
 
     def _remember(self, key: ObjectKey, opened: OpenFile) -> None:
         changed_at = max(opened.seen.st_mtime, opened.seen.st_ctime)
@@ -196,28 +203,25 @@ class Files:
         return opened
 
     def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
-        found = list[Found | bytes]()
+        found = list[ListedEntry | bytes]()
         with told(), self.bucket(bucket) as root:
-            walk, now = Walk(root, self._directories, prefix, after, delimiter, self.on_skipped), time.time()
+            how = self.on_skipped, self._follows_links
+            walk = Walk(root, self._directories, prefix, after, delimiter, *how)
             for entry in walk.entries():
-                listed = entry.key if not entry.name else self._listed(root, entry, now)
+                try:
+                    listed = _listed(root, *entry) if entry.name else entry.key
+                except OSError as error:
+                    if error.errno in UNREADABLE:
+                        self.on_skipped("unreadable")
+                    elif error.errno not in _ABSENT:
+                        raise
+                    continue
                 if listed is None:
                     continue
                 if len(found) == limit:
                     return Page(found, is_truncated=True)
                 found.append(listed)
         return Page(found, is_truncated=False)
-
-    def _listed(self, root: int, entry: Entry, now: float) -> Found | None:
-        """Return what a listing says of a file; None: there is none, no longer, or none that may be read."""
-        try:
-            return _looked_at(root, entry, now)
-        except OSError as error:
-            if error.errno in UNREADABLE:
-                self.on_skipped("unreadable")
-            elif error.errno not in _ABSENT:
-                raise
-        return None
 
 
 def _identity(stat: os.stat_result) -> tuple[int, ...]:
@@ -233,23 +237,24 @@ def _opened(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _looked_at(root: int, entry: Entry, now: float) -> Found | None:
-    seen = os.lstat(entry.name, dir_fd=entry.directory)
+def _listed(root: int, key: bytes, directory: int, name: bytes) -> ListedEntry | None:
+    """Return what a listing says of a file; None: there is none, no longer. OSError."""
+    seen = os.lstat(name, dir_fd=directory)
+    if stat.S_ISREG(seen.st_mode):
+        return _entry(root, key, seen, b"/proc/self/fd/%d/%b" % (directory, name))
     if stat.S_ISLNK(seen.st_mode):
-        return _listed_link(root, entry, now)
-    if entry.name == b".":
-        return None if is_made(entry.directory) else found_directory(entry.key.decode(), seen)
-    path = b"/proc/self/fd/%d/%b" % (entry.directory, entry.name)
-    return found_in(entry.key.decode(), seen, attribute_of(path, seen, root), now)
+        with opened_beneath(root, key.split(b"/"), os.O_PATH) as target:
+            seen, path = os.fstat(target), b"/proc/self/fd/%d" % target
+            return _entry(root, key, seen, path, follows=True) if stat.S_ISREG(seen.st_mode) else None
+    is_empty_object = name == b"." and not is_made(directory)
+    return listed_entry(found_directory(key.decode(), seen)) if is_empty_object else None
 
 
-def _listed_link(root: int, entry: Entry, now: float) -> Found | None:
-    with opened_beneath(root, entry.key.split(b"/"), os.O_PATH) as target:
-        seen = os.fstat(target)
-        if not stat.S_ISREG(seen.st_mode):
-            return None
-        written = attribute_of(b"/proc/self/fd/%d" % target, seen, root, follows=True)
-        return found_in(entry.key.decode(), seen, written, now)
+def _entry(root: int, key: bytes, seen: os.stat_result, path: bytes, *, follows: bool = False) -> ListedEntry:
+    written = attribute_of(path, seen, root, follows=follows)
+    if written is not None:
+        return listed_entry(found_in(key.decode(), seen, written, 0))
+    return ListedEntry(key, timestamp(int(seen.st_mtime)), f'"{token(seen)}"', seen.st_size, STANDARD)
 
 
 class OpenFile(HeldFile):

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gateway.core.model import ObjectKey
-from gateway.origin.client import BegunRead, OnEnd, OriginRequest
+from gateway.origin.client import BegunRead, OnEnd, OriginRequest, StillSo
 from gateway.origin.stores.directory.files import OpenFile
 from gateway.origin.stores.directory.store import DirectoryStore
 from gateway.origin.stores.face import StoreOrigin, likely_bytes, names_version
@@ -26,13 +27,21 @@ class DirectoryOrigin(StoreOrigin):
         """As `BeginRead`."""
         if request.bucket is None or request.key is None:
             return None
-        key = ObjectKey(request.bucket, request.key)
         outcome: asyncio.Future[Any] | None
+        key = ObjectKey(request.bucket, request.key)
         if request.method == "GET":
             outcome = self.store.begin_read(key, likely_bytes(request))
         else:
             outcome = self.store.begin_head(key)
         return _BegunRead(self, request, outcome, on_end) if outcome is not None else None
+
+    def is_still(self, request: OriginRequest, found: Found) -> bool:
+        """As `StillSo`, of a request that was answered by `found`."""
+        started = self.clock.monotonic()
+        if self.store.head_at_once(ObjectKey(request.bucket or "", found.key)) is not found:
+            return False
+        self.report(request, 200, started)
+        return True
 
     async def answer(self, request: OriginRequest) -> StoreResponse:
         if isinstance(request.begun, _BegunRead):
@@ -54,6 +63,7 @@ class _BegunRead:
         self._response = StoreResponse(0)
         self._error: Exception | None = None
         self.is_whole = False
+        self.still: StillSo | None = None
         self.passes: Callable[[int], bool] = bool
         outcome.add_done_callback(self._ended, context=copy_context())
 
@@ -97,6 +107,8 @@ class _BegunRead:
                 self._origin.complete(self._request, response)
                 is_whole = response.wanted is None or response.whole() is not None
                 self.is_whole = response.status in (200, 206) and is_whole
+                if isinstance(told, Found):
+                    self.still = partial(self._origin.is_still, self._request, told)
                 self._response = response
         except Exception as error:  # noqa: BLE001 - `send` raises it
             self._error = error

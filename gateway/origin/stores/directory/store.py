@@ -49,12 +49,12 @@ class DirectoryStore:
     """As `Store`. Event loop only."""
 
     def __init__(self, root: Path, settings: OriginSettings, on_skipped: OnSkipped) -> None:
-        self._files = Files(root, on_skipped)
+        self._files = Files(root, on_skipped, follows_links=settings.symlinks == "follow")
         self._first_byte_seconds = settings.first_byte_timeout_seconds
         self._stall_seconds = settings.stall_timeout_seconds
         self._slow_seconds = settings.slow_timeout_seconds
         self._write_seconds = settings.read_timeout_seconds
-        self._writer = Writer(self._files)
+        self._writer = Writer(self._files, settings.file_mode)
         self._uploads = Uploads(self._files, self._writer)
         count_max = min(THREADS_MAX, settings.max_connections)
         self._turns = [asyncio.Semaphore(max(1, count_max // 4)) for _ in range(LOCKS)]
@@ -77,7 +77,12 @@ class DirectoryStore:
         return key_paths.refusal(key.key)
 
     async def head(self, key: ObjectKey) -> Found:
-        return await self._run(partial(self._files.head, key))
+        found = self.head_at_once(key)
+        return found if found is not None else await self._run(partial(self._files.head, key))
+
+    def head_at_once(self, key: ObjectKey) -> Found | None:
+        """As `Files.head_at_once`."""
+        return self._files.head_at_once(key)
 
     async def open(self, key: ObjectKey, wanted: tuple[int, int | None]) -> FileReading:
         opening = partial(self._files.open, key, wanted)
@@ -99,12 +104,7 @@ class DirectoryStore:
 
     def begin_head(self, key: ObjectKey) -> asyncio.Future[Found] | None:
         """As `head`. None: that needs a wait."""
-        found = self._files.head_at_once(key)
-        if found is None:
-            return self.threads.run_now(partial(self._files.head, key), self._first_byte_seconds)
-        known: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        known.set_result(found)
-        return known
+        return self.threads.run_now(partial(self._files.head, key), self._first_byte_seconds)
 
     async def list(self, bucket: str, prefix: bytes, after: bytes, delimiter: bytes, limit: int) -> Page:
         listing = partial(self._files.list, bucket, prefix, after, delimiter, limit)
@@ -127,25 +127,18 @@ class DirectoryStore:
 
     async def _put_at_once(self, key: ObjectKey, body: Incoming, headers: Headers, condition: Condition) -> Found:
         """Have one trip to a thread do it all: a trip costs as much as the writing."""
-        chunks, taken_bytes = list[bytes](), 0
+        content = bytearray()
         async for chunk in body.chunks:
-            taken_bytes += len(chunk)
-            if taken_bytes > _PIECE_BYTES:
+            content += chunk
+            if len(content) > _PIECE_BYTES:
                 raise s3_error("IncompleteBody")
-            chunks.append(bytes(chunk))
-        content = b"".join(chunks)
 
-        def write() -> Found:
-            new = self._writer.begin(key)
-            try:
-                body.digests.update(content)
-                checksums, etag = _checksums(body), f'"{body.digests.md5().hex()}"'
-                new.write(content, 0)
-            except BaseException:
-                self._writer.give_up(new)
-                raise
-            return self._writer.finish(new, key, etag, kept_headers(headers), checksums, condition)
+        def judged() -> tuple[str, Headers]:
+            body.digests.update(memoryview(content))
+            checksums = _checksums(body)
+            return f'"{body.digests.md5().hex()}"', checksums
 
+        write = partial(self._writer.write_whole, key, memoryview(content), judged, kept_headers(headers), condition)
         return await self._write(write, self._slow_seconds, turn=self._turn(key))
 
     async def _put_directory(self, key: ObjectKey, body: Incoming, condition: Condition) -> Found:

@@ -42,7 +42,7 @@ from gateway.origin.stores.directory.files import Files, told
 from gateway.origin.stores.directory.held import HeldFile, has_locked, lock
 from gateway.origin.stores.directory.key_paths import refusal
 from gateway.origin.stores.directory.versions import found_in
-from gateway.origin.stores.directory.writes import FILE_MODE, Writer, write_all
+from gateway.origin.stores.directory.writes import Writer, write_all
 from gateway.origin.stores.store import (
     PART_SIZE_BYTES_MIN,
     Condition,
@@ -98,7 +98,7 @@ class Uploads:
             made = f".{upload_id}"
             os.mkdir(made, 0o700, dir_fd=uploads)
             try:
-                _fill(uploads, made, {"key": key.key, "headers": headers, "initiated": time.time()})
+                self._fill(uploads, made, {"key": key.key, "headers": headers, "initiated": time.time()})
                 os.rename(made, upload_id, src_dir_fd=uploads, dst_dir_fd=uploads)
             except OSError:
                 remove(uploads, made)
@@ -226,6 +226,19 @@ class Uploads:
         self._writer.publish(bucket, key, directory, _DATA, condition, before)
         return seen[-1]
 
+    def _fill(self, uploads: int, name: str, meta: Mapping[str, Any]) -> None:
+        """Make the files of a new upload, and sync them. OSError."""
+        with opened_beneath(uploads, [name.encode()], os.O_RDONLY | os.O_DIRECTORY) as directory:
+            for own, content in ((_META, orjson.dumps(meta)), (_RECORDS, b""), (_DATA, b"")):
+                is_data = own == _DATA
+                file = self._writer.create(directory, own) if is_data else os.open(own, _NEW, 0o600, dir_fd=directory)
+                try:
+                    write_all(file, content, 0)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            os.fsync(directory)
+
     def _finish_anew(
         self,
         bucket: int,
@@ -237,7 +250,7 @@ class Uploads:
         condition: Condition,
     ) -> os.stat_result:
         name = f"whole.{uuid.uuid4().hex}".encode()
-        descriptor = os.open(name, _NEW, FILE_MODE, dir_fd=directory)
+        descriptor = self._writer.create(directory, name)
         try:
             for number, record in records.items():
                 _copy(directory, record, descriptor, places[number])
@@ -289,19 +302,6 @@ class Uploads:
                     yield bucket, directory, meta
             except FileNotFoundError:
                 raise unknown from None
-
-
-def _fill(uploads: int, name: str, meta: Mapping[str, Any]) -> None:
-    """Make the files of a new upload, and sync them. OSError."""
-    with opened_beneath(uploads, [name.encode()], os.O_RDONLY | os.O_DIRECTORY) as directory:
-        for own, content in ((_META, orjson.dumps(meta)), (_RECORDS, b""), (_DATA, b"")):
-            file = os.open(own, _NEW, FILE_MODE if own == _DATA else 0o600, dir_fd=directory)
-            try:
-                write_all(file, content, 0)
-                os.fsync(file)
-            finally:
-                os.close(file)
-        os.fsync(directory)
 
 
 @dataclass(frozen=True, slots=True)

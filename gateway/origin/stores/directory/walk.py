@@ -34,6 +34,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ESTALE})
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
 
+_Identities = frozenset[tuple[int, int]]
+
 OnSkipped = Callable[[str], None]
 """Gets the reason why a name is not listed."""
 
@@ -57,6 +59,8 @@ class _Names:
     bound: bytes | None = None
     chunks: list[bytes] = field(default_factory=list)
     firsts: list[bytes] = field(default_factory=list)
+    has_links: bool = False
+    """Links that are followed are among them: what they lead to may change while the directory does not."""
 
     @property
     def size_bytes(self) -> int:
@@ -117,8 +121,9 @@ class _Runs:
 class Directories:
     """The names of the directories that were listed last, for all threads."""
 
-    def __init__(self, on_skipped: OnSkipped, *, names_max: int = NAMES_MAX) -> None:
+    def __init__(self, on_skipped: OnSkipped, *, names_max: int = NAMES_MAX, follows_links: bool = False) -> None:
         self._on_skipped = on_skipped
+        self._follows_links = follows_links
         self._names_max = names_max
         self._kept: OrderedDict[tuple[int, ...], _Names] = OrderedDict()
         self._kept_bytes = 0
@@ -143,7 +148,7 @@ class Directories:
                 return kept
         began_at = time.time()
         found = self._read(directory, low if kept is not None else b"", low, is_root=is_root)
-        if max(seen.st_mtime, seen.st_ctime) < began_at - SETTLE_SECONDS:
+        if max(seen.st_mtime, seen.st_ctime) < began_at - SETTLE_SECONDS and not found.has_links:
             with self._lock:
                 if (before := self._kept.pop(identity, None)) is not None:
                     self._kept_bytes -= before.size_bytes
@@ -155,12 +160,13 @@ class Directories:
 
     def _read(self, directory: int, after: bytes, low: bytes, *, is_root: bool) -> _Names:
         """Read all names; if they are too many from the beginning on, from `low` on."""
-        runs, run = _Runs(after, self._names_max), list[bytes]()
+        runs, run, has_links = _Runs(after, self._names_max), list[bytes](), False
         with os.scandir(directory) as entries:
             for entry in entries:
                 name = self._name(entry, is_root=is_root)
                 if name is None or name < after or (runs.bound is not None and name > runs.bound):
                     continue
+                has_links = has_links or (self._follows_links and entry.is_symlink())
                 run.append(name)
                 if len(run) == _RUN_NAMES:
                     runs.add(run)
@@ -170,7 +176,9 @@ class Directories:
         runs.add(run)
         if runs.bound is not None and runs.bound <= low and after != low:
             return self._read(directory, low, low, is_root=is_root)
-        return runs.sorted()
+        found = runs.sorted()
+        found.has_links = has_links
+        return found
 
     def _name(self, entry: os.DirEntry[str], *, is_root: bool) -> bytes | None:
         try:
@@ -182,15 +190,27 @@ class Directories:
             return None
         if entry.is_dir(follow_symlinks=False):
             return name + b"/"
-        if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        if entry.is_file(follow_symlinks=False):
             return name
+        if entry.is_symlink():
+            return name + b"/" if self._follows_links and _leads_to_directory(entry) else name
         self._on_skipped("special-file")
         return None
 
 
+def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One walk over the keys of a bucket with a prefix, behind `after`. Common prefixes are not entered."""
+    """One walk over the keys of a bucket with a prefix, behind `after`. Common prefixes are not entered.
+
+    With `follows_links` it enters linked directories, except those that it is in already.
+    """
 
     bucket: int
     directories: Directories
@@ -198,6 +218,7 @@ class Walk:
     after: bytes
     delimiter: bytes
     on_skipped: OnSkipped
+    follows_links: bool = False
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries in order. A descriptor in one is open until the next is asked for."""
@@ -218,13 +239,24 @@ class Walk:
     def _from(self, base: bytes, names: list[bytes], after: bytes) -> Generator[Entry, None, bytes | None]:
         """Yield up to the first common prefix that cuts a name; it is returned, to go on behind it."""
         try:
-            with opened_beneath(self.bucket, names, _DIRECTORY, follows_links=False) as directory:
-                return (yield from self._below(directory, base, after))
+            above = _Identities()
+            for count in range(len(names) if self.follows_links else 0):
+                with opened_beneath(self.bucket, names[:count], _DIRECTORY) as directory:
+                    above |= {_identity(directory)}
+            with opened_beneath(self.bucket, names, _DIRECTORY, follows_links=self.follows_links) as directory:
+                return (yield from self._below(directory, base, after, above))
         except OSError as error:
             self._skip(error)
         return None
 
-    def _below(self, directory: int, base: bytes, after: bytes) -> Generator[Entry, None, bytes | None]:
+    def _below(
+        self, directory: int, base: bytes, after: bytes, above: _Identities
+    ) -> Generator[Entry, None, bytes | None]:
+        """`above`: the directories on the way, if links are followed."""
+        if self.follows_links:
+            if (identity := _identity(directory)) in above:
+                return None
+            above |= {identity}
         low, inclusive = _begin(base, after, self.prefix)
         is_empty = True
         for name in self.directories.names(directory, low, inclusive=inclusive, is_root=not base):
@@ -242,22 +274,26 @@ class Walk:
                 rolled_up = key[: end + len(self.delimiter)]
                 if rolled_up > after:
                     yield Entry(rolled_up, directory, b"")
-                if rolled_up != key:
-                    return rolled_up
+                if rolled_up != key or not key.endswith(b"/"):
+                    return rolled_up  # which other names may begin with
             elif not name.endswith(b"/"):
                 yield Entry(key, directory, name)
             else:
-                cut = yield from self._into(directory, name, key, after)
+                cut = yield from self._into(directory, name, key, after, above)
                 if cut is not None:
                     return cut
         if is_empty and base and base > after and base.startswith(self.prefix) and not low:
             yield Entry(base, directory, b".")
         return None
 
-    def _into(self, directory: int, name: bytes, key: bytes, after: bytes) -> Generator[Entry, None, bytes | None]:
+    def _into(
+        self, directory: int, name: bytes, key: bytes, after: bytes, above: _Identities
+    ) -> Generator[Entry, None, bytes | None]:
         try:
-            with opened_beneath(directory, [name[:-1]], _DIRECTORY, follows_links=False) as below:
-                return (yield from self._below(below, key, after))
+            # A link may lead to everywhere in the bucket.
+            at, path = (self.bucket, key[:-1].split(b"/")) if self.follows_links else (directory, [name[:-1]])
+            with opened_beneath(at, path, _DIRECTORY, follows_links=self.follows_links) as below:
+                return (yield from self._below(below, key, after, above))
         except OSError as error:
             self._skip(error)
         return None
@@ -267,6 +303,11 @@ class Walk:
             self.on_skipped("unreadable")
         elif error.errno not in _GONE:
             raise error
+
+
+def _identity(directory: int) -> tuple[int, int]:
+    seen = os.fstat(directory)
+    return seen.st_dev, seen.st_ino
 
 
 def _begin(base: bytes, after: bytes, prefix: bytes) -> tuple[bytes, bool]:

@@ -38,7 +38,7 @@ from gateway.origin.stores.directory.versions import (
 from gateway.origin.stores.store import Condition, Found, Headers
 from gateway.s3.error_codes import s3_error
 
-FILE_MODE, DIRECTORY_MODE, _OWN_MODE = 0o666, 0o777, 0o700
+_FILE_MODE, _DIRECTORY_MODE, _OWN_MODE = 0o666, 0o777, 0o700
 """The umask takes bits from them: other programs share the files of the directory."""
 
 _TRIES_MAX = 16
@@ -74,8 +74,10 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 class Writer:
     """Writes into the buckets of `files`."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, file_mode: int | None = None) -> None:
+        """`file_mode`: rights of new files, whatever the umask; who may read a file may enter its directories."""
         self._files = files
+        self._file_mode = file_mode
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     # A write, step by step
@@ -87,8 +89,33 @@ class Writer:
         with told(), self._files.bucket(key.bucket) as bucket:
             self._check_place(bucket, key)
             with self.own(bucket, b"tmp") as directory:
-                name = uuid.uuid4().hex.encode()
-                return NewFile(key.bucket, name, _create(directory, name))
+                return self._new_file(key.bucket, directory)
+
+    def write_whole(
+        self,
+        key: ObjectKey,
+        content: memoryview,
+        judged: Callable[[], tuple[str, Headers]],
+        headers: Headers,
+        condition: Condition,
+    ) -> Found:
+        """Do all steps at once. `judged` returns ETag and checksums of the content; S3Error if it is no good.
+
+        The place is looked at only if something goes wrong there: then that is why.
+        """
+        if (refused := refusal(key.key)) is not None:
+            raise refused
+        with told(key), self._files.bucket(key.bucket) as bucket, self.own(bucket, b"tmp") as directory:
+            etag, checksums = judged()
+            new = self._new_file(key.bucket, directory)
+            try:
+                write_all(new.descriptor, content, 0)
+                return self._finish(bucket, directory, new, key, etag, headers, checksums, condition)
+            except BaseException as error:
+                self.give_up(new)
+                if isinstance(error, S3Error):
+                    self._check_place(bucket, key)
+                raise
 
     def give_up(self, new: NewFile) -> None:
         """Remove it, and what lies beside it."""
@@ -113,13 +140,25 @@ class Writer:
     ) -> Found:
         """Make the file the object. S3Error if the condition does not hold; it is given up in any case."""
         try:
-            with told(key), self._files.bucket(key.bucket) as bucket:
-                seen = self.keep(bucket, new.descriptor, etag, headers, checksums)
-                with self.own(bucket, b"tmp") as directory:
-                    self.publish(bucket, key, directory, new.name, condition)
+            with told(key), self._files.bucket(key.bucket) as bucket, self.own(bucket, b"tmp") as directory:
+                return self._finish(bucket, directory, new, key, etag, headers, checksums, condition)
         except BaseException:
             self.give_up(new)
             raise
+
+    def _finish(
+        self,
+        bucket: int,
+        directory: int,
+        new: NewFile,
+        key: ObjectKey,
+        etag: str,
+        headers: Headers,
+        checksums: Headers,
+        condition: Condition,
+    ) -> Found:
+        seen = self.keep(bucket, new.descriptor, etag, headers, checksums)
+        self.publish(bucket, key, directory, new.name, condition)
         new.close()
         return found_in(key.key, seen, {"etag": etag, "headers": headers, "checksums": checksums, "parts": ()}, 0)
 
@@ -158,7 +197,7 @@ class Writer:
             for _ in range(_TRIES_MAX):
                 try:
                     with self._replaced(bucket, key, condition), self._parent(bucket, key) as (parent, last):
-                        return found_directory(key.key, _make_object(parent, last))
+                        return found_directory(key.key, self._make_object(parent, last))
                 except FileNotFoundError:
                     continue  # somebody has just removed the directory
                 except OSError as error:
@@ -178,6 +217,23 @@ class Writer:
                     (os.rmdir if key.key.endswith("/") else os.unlink)(path[-1], dir_fd=parent)
                     os.fsync(parent)
             self._remove_empty(bucket, key.bucket, path[:-1])
+
+    def _new_file(self, bucket: str, directory: int) -> NewFile:
+        name = uuid.uuid4().hex.encode()
+        return NewFile(bucket, name, self.create(directory, name))
+
+    def create(self, directory: int, name: bytes) -> int:
+        """Make a file that is to be an object, and open it. OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(name, flags, _FILE_MODE, dir_fd=directory)
+        if self._file_mode is not None:
+            os.fchmod(file, self._file_mode)
+        return file
+
+    def _set_rights(self, directory: int) -> None:
+        """Give a directory that is new those that go with the files'. OSError."""
+        if self._file_mode is not None:
+            os.fchmod(directory, self._file_mode | (self._file_mode & 0o444) >> 2)
 
     def keep(
         self,
@@ -331,9 +387,10 @@ class Writer:
         """Make a directory that Forebay may remove again, and that is no object while it is empty."""
         new = uuid.uuid4().hex.encode()
         with self.own(bucket, b"tmp") as directory:
-            os.mkdir(new, DIRECTORY_MODE, dir_fd=directory)
+            os.mkdir(new, _DIRECTORY_MODE, dir_fd=directory)
             try:
                 with opened_beneath(directory, [new], _DIRECTORY) as made:
+                    self._set_rights(made)
                     with suppress(OSError):
                         os.setxattr(made, MADE, b"1")
                     os.fsync(made)
@@ -341,11 +398,36 @@ class Writer:
             except OSError as error:
                 os.rmdir(new, dir_fd=directory)
                 if error.errno in _CANNOT_RENAME_NEW:
-                    _make_in_place(parent, name)
+                    self._make_in_place(parent, name)
                 elif error.errno != errno.EEXIST:
                     raise
         with opened_beneath(parent, [], _DIRECTORY) as above:
             os.fsync(above)
+
+    def _make_in_place(self, parent: int, name: bytes) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent)
+            with opened_beneath(parent, [name], _DIRECTORY) as made:
+                self._set_rights(made)
+                with suppress(OSError):
+                    os.setxattr(made, MADE, b"1")
+                os.fsync(made)
+
+    def _make_object(self, parent: int, name: bytes) -> os.stat_result:
+        """Make a directory that is the object `dir/` while it is empty. OSError."""
+        is_new = True
+        try:
+            os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent)
+        except FileExistsError:
+            is_new = False
+        with opened_beneath(parent, [name], _DIRECTORY, follows_links=False) as made:
+            if is_new:
+                self._set_rights(made)
+            with suppress(OSError):
+                os.removexattr(made, MADE)
+            os.fsync(made)
+            os.fsync(parent)
+            return os.fstat(made)
 
     def _remove_empty(self, bucket: int, name: str, path: Sequence[bytes]) -> None:
         """Remove the directories on the way to what was deleted that are empty now, if Forebay has made them.
@@ -372,9 +454,13 @@ class Writer:
     def locked(self, bucket: int, key: ObjectKey) -> Iterator[None]:
         """Hold the lock of a key, against threads, processes and nodes. S3Error where the file system has none."""
         number = lock_number(key)
-        with self._locks[number], self.own(bucket, b"locks") as directory:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(f"{number:02x}", flags, 0o600, dir_fd=directory)
+        path, flags = [OWN.encode(), b"locks", b"%02x" % number], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with self._locks[number]:
+            try:
+                descriptor = open_beneath(bucket, path, flags, 0o600, follows_links=False)
+            except FileNotFoundError:
+                with self.own(bucket, b"locks"):
+                    descriptor = open_beneath(bucket, path, flags, 0o600, follows_links=False)
             try:
                 lock(descriptor)
                 yield
@@ -384,32 +470,6 @@ class Writer:
 
 def lock_number(key: ObjectKey) -> int:
     return hashlib.blake2b(key.key.encode(), digest_size=1).digest()[0]
-
-
-def _create(directory: int, name: bytes) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, FILE_MODE, dir_fd=directory)
-
-
-def _make_in_place(parent: int, name: bytes) -> None:
-    with suppress(FileExistsError):
-        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
-        with opened_beneath(parent, [name], _DIRECTORY) as made:
-            with suppress(OSError):
-                os.setxattr(made, MADE, b"1")
-            os.fsync(made)
-
-
-def _make_object(parent: int, name: bytes) -> os.stat_result:
-    """Make a directory that is the object `dir/` while it is empty. OSError."""
-    with suppress(FileExistsError):
-        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
-    with opened_beneath(parent, [name], _DIRECTORY, follows_links=False) as made:
-        with suppress(OSError):
-            os.removexattr(made, MADE)
-        os.fsync(made)
-        os.fsync(parent)
-        return os.fstat(made)
 
 
 def _place(directory: int, name: bytes, parent: int, last: bytes, *, is_new: bool) -> None:

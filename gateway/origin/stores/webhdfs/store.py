@@ -20,10 +20,11 @@ from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable, 
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import OriginSettings
 from gateway.origin.receive_buffer import ReceiveBuffer
-from gateway.origin.stores.store import Found, FoundUpload, Page
+from gateway.origin.stores.store import Found, FoundUpload, Page, listed_entry
 from gateway.origin.stores.webhdfs.rest import FileStatus, WebHdfs
 from gateway.origin.stores.webhdfs.walk import may_be, walk
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 
 _TOKEN = struct.Struct("<qqq")
 _BUCKET = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -78,14 +79,15 @@ class WebHdfsStore:
         lead = directory + slash
         if (after > prefix and not after.startswith(prefix)) or (lead and not may_be(directory)):
             return Page((), is_truncated=False)
-        entries = list[Found | bytes]()
+        entries = list[ListedEntry | bytes]()
         base = b"/".join(filter(None, (bucket.encode(), directory)))
         behind = after.removeprefix(lead) if after.startswith(lead) else b""
         async with aclosing(walk(self._hdfs, base, start, behind, deep=not delimiter)) as walked:
             async for name, status in walked:
                 if len(entries) == limit:
                     return Page(entries, is_truncated=True)
-                entries.append(lead + name if status.is_directory else _found((lead + name).decode(), status))
+                found = None if status.is_directory else _found((lead + name).decode(), status)
+                entries.append(lead + name if found is None else listed_entry(found))
         return Page(entries, is_truncated=False)
 
     async def uploads(self, bucket: str, prefix: str) -> Sequence[FoundUpload]:
