@@ -31,7 +31,7 @@ from tests.simulation.test_rules import commits_are_lost, nobody_else_is_thought
 from tests.simulation.traffic import Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.simulation.world import Setting
-from tests.simulation.writing.judge import WRITING_RULES, Question, Try, WritingJudge
+from tests.simulation.writing.judge import WRITING_RULES, Question, SharedHistory, Try, WritingJudge
 from tests.simulation.writing.world import BUCKET, WritingWorld, play_writing
 
 __all__ = ["quiet"]
@@ -91,6 +91,19 @@ def test_it_is_the_node_that_has_an_upload_of_which_conflicts_come(monkeypatch: 
     monkeypatch.setattr(WritingWorld, "run", run)
     world = play_writing(Setting(SEED, WRITING))
     assert not world.judge.violations, told(world)
+
+
+@pytest.mark.parametrize(
+    ("is_blind", "arrived", "may_conflict"), [(True, 10.0, True), (False, 10.0, False), (True, 1.0, False)]
+)
+def test_a_node_without_the_bucket_may_meet_what_another_has_flushed_seconds_before(
+    *, is_blind: bool, arrived: float, may_conflict: bool
+) -> None:
+    """12.14 (c) However long before that it was acknowledged."""
+    history = SharedHistory(arrived=[(arrived, b"earlier")])
+    earlier = Try(b"earlier", 0.5, 0.6, acknowledged=True, absorbed=True, node="a")
+    history.attempts += [earlier, Try(b"later", 12.0, 12.1, acknowledged=True, absorbed=True, is_blind=is_blind)]
+    assert history.may_conflict(b"earlier", unclear_seconds=5.0) == may_conflict
 
 
 ASKED_IN_TIME = Question(1.5, "fixed/k0")
