@@ -130,9 +130,9 @@ class RedisRegistry:
         return belief
 
     def _known(self, run: int, value: bytes | None) -> Known:
-        stamp, claim, token, store = Entry.read(value)
+        stamp, claim, tokens, store = Entry.read(value)
         claim, stamp = (run << SEQUENCE_BITS | one if one else 0 for one in (claim, stamp))
-        other, order = store.decode(), token.rpartition(b"#")[2]
+        other, order = store.decode(), tokens.rpartition(b"#")[2]
         is_other = other not in ("", self._link.store)
         return Known(other if is_other else None, claim, stamp, int(order) if order.isdigit() and not is_other else 0)
 
