@@ -311,6 +311,8 @@ class RegistryBeats:
             if not claims:
                 return
             await self._send("put", claims, run)
+            pending = self._pending(claims)
+            self.settle([one for one in claims if one.key not in pending])  # they were over before
 
     async def _withdraw(self, run: str) -> None:
         """Take out this store's claims that the journal has lacked for long."""

@@ -230,7 +230,9 @@ class Claimed:
         if self.registry is None or self.claim is None or self.known is None:
             return
         if kind is None:
-            await self.registry.confirm(self.claim, self.known, self.claimed_at)
+            is_anew = await self.registry.confirm(self.claim, self.known, self.claimed_at)
+            if is_anew and self.buffer is not None and self.buffer.pending(self.claim.key) is None:
+                await self.registry.release(self.claim)  # the write was flushed before
         elif not isinstance(error, BufferUnavailable) or isinstance(error, BufferRefused):
             await self.release()  # else it may be acknowledged all the same
 

@@ -14,6 +14,7 @@ import pytest
 from gateway.cluster import registry_beats, scripts
 from gateway.cluster.belief import Belief, SharedBelief
 from gateway.cluster.members import Member, View
+from gateway.cluster.redis_link import Answer
 from gateway.cluster.redis_registry import CONFIRM_SECONDS_MAX, RedisRegistry
 from gateway.cluster.registry_beats import (
     FOLLOWED_SECONDS,
@@ -523,6 +524,25 @@ async def test_what_the_registry_has_lost_is_put_again(tmp_path: Path) -> None:
         rows = await all_rows(b.registry)
         assert len(rows) == registry_beats.PAGE + 20
         assert {known.store for _, known in rows} == {"store-a"}
+
+
+async def test_a_claim_is_not_put_again_that_was_settled_meanwhile(tmp_path: Path) -> None:
+    """The journal was read before the flush ended, and Redis is told of the claim after that."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await a.absorb()
+        ask = a.link.ask
+
+        async def asked(question: Sequence[scripts.Word]) -> Answer:
+            if question[0] == "put" and a.journal.pending:
+                a.journal.pending.clear()
+                await ask(scripts.question("settle", BUCKET, ["key", "t1"]))
+            return await ask(question)
+
+        a.link.ask = asked  # type: ignore[method-assign]
+        await cluster.pass_time(RECONCILE_SECONDS + 2)
+        assert not a.journal.pending
+        assert (await b.look()).store is None
 
 
 async def test_settled_claims_wait_for_redis_and_the_queue_is_bounded(

@@ -110,8 +110,9 @@ class MemoryRegistry:
         self._shared.tokens.setdefault(claim.key, set()).add(claim.token)
         return replace(known, order=order)
 
-    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> bool:
         await self._turn()
+        return False
 
     async def release(self, claim: Claim) -> None:
         self.settled([claim])
