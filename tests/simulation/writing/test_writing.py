@@ -93,6 +93,29 @@ def test_it_is_the_node_that_has_an_upload_of_which_conflicts_come(monkeypatch: 
     assert not world.judge.violations, told(world)
 
 
+def test_a_write_with_a_condition_may_wait_for_a_conflict_beside_it(monkeypatch: Patch) -> None:
+    """As a marker does: on another node, for as long as nobody decides."""
+
+    async def run(world: WritingWorld) -> None:
+        has_it, other, _ = nodes = list(world.nodes.values())
+        await asyncio.gather(*(one.boot() for one in nodes))
+        await asyncio.sleep(15.0)
+        for node in nodes:
+            assert await world._put(node, "back/known", world.value())
+        world._calm_at = world.clock.monotonic()
+        await asyncio.sleep(60.0)
+        assert await world._put(has_it, "back/o0", world.value())
+        world.origin.write_as_others(BUCKET, "back/o0", b"theirs")
+        await asyncio.sleep(10.0)
+        assert world.kept().conflicts == {(BUCKET, "back/o0")}
+        assert not await world._put(other, "back/new", world.value(), If_None_Match="*")
+        assert world.answered["PUT 503"] == 1
+
+    monkeypatch.setattr(WritingWorld, "run", run)
+    world = play_writing(Setting(SEED, WRITING))
+    assert not world.judge.violations, told(world)
+
+
 @pytest.mark.parametrize(
     ("is_blind", "arrived", "may_conflict"), [(True, 10.0, True), (False, 10.0, False), (True, 1.0, False)]
 )
