@@ -90,7 +90,7 @@ class FlushServices:
     slots: Slots
     clock: Clock
     settled: Callable[[Sequence[Claim]], None] = no_claim
-    """Told of the claims of each write that the origin has, once the journal has noted it."""
+    """As `FlushDependencies.settled`."""
 
     others: OtherNodes | None = None
     """The other nodes' pending writes; None: no other node writes."""

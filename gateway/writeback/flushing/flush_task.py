@@ -99,7 +99,7 @@ class FlushDependencies:
     slots: dict[str, Slot] = field(default_factory=dict)
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
     settled: Callable[[Sequence[Claim]], None] = lambda _claims: None
-    """Told of each write that the origin has, once the journal has noted it."""
+    """Told of the claims of each write that the origin has, or was given up, once the journal has noted it."""
 
 
 class FlushTask:
