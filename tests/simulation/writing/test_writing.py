@@ -24,6 +24,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.xml import text_of
 from gateway.writeback import order
 from tests.simulation.clients import PART_BYTES
+from tests.simulation.cluster import redis_model
 from tests.simulation.cluster.test_cluster import quiet
 from tests.simulation.dialects import DIALECTS, WRITING
 from tests.simulation.origins import SENDER, ProcessOrigin, SimulatedOrigin
@@ -257,6 +258,11 @@ def claims_are_not_confirmed(patch: Patch) -> None:
     patch.setattr(RedisRegistry, "confirm", confirm)
 
 
+def only_the_last_claim_of_a_key_is_kept(patch: Patch) -> None:
+    """Whichever write is committed last."""
+    patch.setattr(redis_model, "_without", lambda *_: [])
+
+
 def who_is_away_is_not_told_of(patch: Patch) -> None:
     patch.setattr(RegistryBeats, "_others", lambda *_: [])
 
@@ -340,6 +346,7 @@ def writes_wait_for_ever(patch: Patch) -> None:
 READS: Mapping[str, float] = {"put": 8.0, "race": 4.0, "read": 10.0, "look_around": 10.0, "pass_time": 2.0}
 RACES: Mapping[str, float] = {"race": 10.0, "look_around": 4.0, "pass_time": 0.5}
 REDIS: Mapping[str, float] = {**READS, "cut_redis": 1.5, "restart_redis": 2.0, "fail_over": 2.0, "heal": 3.0}
+OVERTAKING: Mapping[str, float] = {"race": 12.0, "put": 12.0, "look_around": 8.0, "slow_disk": 3.0, "pass_time": 0.5}
 AWAY: Mapping[str, float] = {**READS, "trouble": 2.0, "cut_bucket": 2.0, "heal": 1.5}
 SAVES: Mapping[str, float] = {"save": 12.0, "trouble": 2.0, "heal": 0.7, "pass_time": 2.0}
 """Each object is written once, and stays pending."""
@@ -361,6 +368,7 @@ CASES = (
     Case("answered writes are read", no_other_node_is_asked, {**AWAY, "cut_redis": 2.0}),
     Case("answered writes are read", what_goes_with_a_run_is_remembered),
     Case("answered writes are read", the_end_of_a_write_is_not_told, READS),
+    Case("answered writes are read", only_the_last_claim_of_a_key_is_kept, OVERTAKING, 100),
     Case("what was seen stays", the_beginning_of_a_write_is_not_told, RACES, 120),
     Case("nothing is lost", commits_are_lost, AWAY),
     Case("nothing comes back", what_is_done_is_sent_again, AWAY),
