@@ -455,7 +455,7 @@ async def background_services(
             events = OriginEvents(catalog, blocks, node.slots, others)
             feeds = [_feed(one, settings, node, events) for one in settings.event_sources]
             service = SnapshotService(tools, jobs)
-            settled = beats.settled if beats is not None else no_claim
+            settled = beats.settle if beats is not None else no_claim
             earlier = node.cluster.earlier_writes(node.slots) if node.cluster is not None else None
             services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, settled, earlier)
             async with flushing(settings, buffer, services, shared_directory) as flusher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Passthroug
         blocks.keep_free(buffer.bounds.unused_bytes)
 
 
-def no_claim(_claim: Claim) -> None:
+def no_claim(_claims: Sequence[Claim]) -> None:
     """Tell nobody: no other node looks for what is pending here."""
 
 
@@ -89,8 +89,8 @@ class FlushServices:
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    settled: Callable[[Claim], None] = no_claim
-    """Told of each write that the origin has, once the journal has noted it."""
+    settled: Callable[[Sequence[Claim]], None] = no_claim
+    """As `FlushDependencies.settled`."""
 
     others: OtherNodes | None = None
     """The other nodes' pending writes; None: no other node writes."""

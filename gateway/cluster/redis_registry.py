@@ -72,17 +72,17 @@ class RedisRegistry:
         run, values = await self._ask(question("claim", claim.key.bucket, _words(claim)))
         return self._known(run, values[0])
 
-    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> bool:
         run, now = self._belief().run, self._clock.monotonic()
         is_of_this_run = bool(run) and known.claim >> SEQUENCE_BITS == _number_of(run)
         if is_of_this_run and now <= claimed_at + CLAIM_SECONDS_MAX:
-            return
+            return False
         while True:  # others may believe a run that does not know of the write
             try:
                 await self._ask(question("above", "", [known.order]))
                 if (await self.claim(claim)).store is not None:
                     raise RegistryAway("another node has claimed the key meanwhile")
-                return
+                return True
             except RegistryAway:
                 if self._clock.monotonic() >= now + CONFIRM_SECONDS_MAX:
                     raise
@@ -130,9 +130,9 @@ class RedisRegistry:
         return belief
 
     def _known(self, run: int, value: bytes | None) -> Known:
-        stamp, claim, token, store = Entry.read(value)
+        stamp, claim, tokens, store = Entry.read(value)
         claim, stamp = (run << SEQUENCE_BITS | one if one else 0 for one in (claim, stamp))
-        other, order = store.decode(), token.rpartition(b"#")[2]
+        other, order = store.decode(), tokens.rpartition(b"#")[2]
         is_other = other not in ("", self._link.store)
         return Known(other if is_other else None, claim, stamp, int(order) if order.isdigit() and not is_other else 0)
 

@@ -134,12 +134,8 @@ class RegistryBeats:
         """Return what the server says of itself, as INFO has it."""
         return self._link.about
 
-    def settled(self, claim: Claim) -> None:
-        """As `settle`, of one claim."""
-        self.settle([claim])
-
     def settle(self, claims: Sequence[Claim]) -> None:
-        """Take claims out of the registry, whose writes the bucket has: soon, unless a later write has claimed the key.
+        """Take claims out of the registry soon, whose writes are over.
 
         What cannot be sent for long is found by the comparison with the journal.
         """
@@ -304,7 +300,7 @@ class RegistryBeats:
                 _log.warning("the journal cannot be compared with the registry", error=str(error))
 
     async def _put_all(self, run: str) -> None:
-        """Claim all pending writes of the journal whose keys have no claim; later claims get higher numbers."""
+        """Claim all pending writes of the journal that have no claim; later claims get higher numbers."""
         place = 0
         if self._journal is not None:
             answer = await self._link.ask(question("above", "", [self._journal.highest_order()]))
@@ -315,6 +311,8 @@ class RegistryBeats:
             if not claims:
                 return
             await self._send("put", claims, run)
+            pending = self._pending(claims)
+            self.settle([one for one in claims if one.key not in pending])  # they were over before
 
     async def _withdraw(self, run: str) -> None:
         """Take out this store's claims that the journal has lacked for long."""
@@ -326,15 +324,16 @@ class RegistryBeats:
             if answer.run != run:
                 return
             page = [
-                Claim(ObjectKey(bucket.decode(), key.decode("utf-8", "surrogatepass")), token.decode())
-                for bucket, key, token in answer.value
+                Claim(ObjectKey(bucket.decode(), key.decode("utf-8", "surrogatepass")), token)
+                for bucket, key, tokens in answer.value
+                for token in tokens.decode().split(",")
             ]
             for begin in range(0, len(page), PAGE):
                 some = page[begin : begin + PAGE]
                 pending = self._pending(some)
                 missing |= {one: self._missing_at.get(one, now) for one in some if one.key not in pending}
                 await asyncio.sleep(0)
-            if len(page) < ROWS_MAX:
+            if len(answer.value) < ROWS_MAX:
                 break
             bucket, key, _ = answer.value[-1]
             behind = (bucket, key)
@@ -358,29 +357,18 @@ class RegistryBeats:
                 self._has_unsettled.clear()
 
     async def _settle(self, claims: Sequence[Claim], run: str) -> None:
-        """Settle the claims of keys that have nothing pending; pass the others to the last pending write of their key.
-
-        Two writes of a key may be committed in the other order than they claimed it. The claim names the write that
-        was committed first, and the other one is pending still when the bucket has that.
-        """
-        pending = self._pending(claims)
-        over = [one for one in claims if one.key not in pending]
-        await self._send("pass", [one for one in claims if one.key in pending], run, pending)
-        await self._send("settle", over, run)
-        late = self._pending(over)  # their writes were committed while Redis settled their keys
-        await self._send("put", [Claim(*one) for one in late.items()], run)
+        await self._send("settle", claims, run)
+        # What is pending there has claims of its own, but for a deletion that was acknowledged without Redis.
+        await self._send("put", [Claim(*one) for one in self._pending(claims).items()], run)
 
     def _pending(self, claims: Sequence[Claim]) -> Mapping[ObjectKey, str]:
         return self._journal.last([one.key for one in claims]) if self._journal is not None else {}
 
-    async def _send(
-        self, verb: str, claims: Sequence[Claim], run: str, successors: Mapping[ObjectKey, str] | None = None
-    ) -> None:
-        """Put, settle or pass claims. Raise RegistryAway if that went to another run."""
+    async def _send(self, verb: str, claims: Sequence[Claim], run: str) -> None:
+        """Put or settle claims. Raise RegistryAway if that went to another run."""
         by_bucket: dict[str, list[str | bytes]] = {}
         for claim in claims:
-            words = by_bucket.setdefault(claim.key.bucket, [])
-            words += (key_bytes(claim.key.key), claim.token, *([successors[claim.key]] if successors else []))
+            by_bucket.setdefault(claim.key.bucket, []).extend((key_bytes(claim.key.key), claim.token))
         asked = [self._link.ask(question(verb, bucket, words)) for bucket, words in by_bucket.items()]
         for answer in await asyncio.gather(*asked):
             if answer.run != run:

@@ -4,7 +4,7 @@ All keys begin with `{fb:<cluster>}`:
 
     q            the last sequence number                 f            stamps up to this number may be gone
     l            stores that may have something pending
-    e:<bucket>   key → "stamp claim token store"          k:<bucket>   the same keys, in S3's order
+    e:<bucket>   key → "stamp claim tokens store"         k:<bucket>   the same keys, in S3's order
     t            "bucket NUL key" → its stamp             s:<store>    "bucket NUL key" of what the store has pending
     n            node → what it says of itself            v            the version of the members
     p            node → the version in which that came    o            living node → the version that it keeps to
@@ -13,8 +13,9 @@ All keys begin with `{fb:<cluster>}`:
     i            any bytes, for as long as nobody empties the server
     r, b         the run, and ms of its first beat        g, c         nodes that have signed the run; all have
 
-A stamp or claim is a sequence number, 0: none. A token names the write that claimed the key last, and behind a `#` the
-number of that claim: an older write's flush does not settle it, nor does a process that has not seen that claim.
+A stamp or claim is a sequence number, 0: none. The tokens name the writes that have claimed the key and are not over,
+and behind a `#` each has the number of its claim: only its own end settles it, and no process that has not seen it. The
+claim is the number of the first since the key had none.
 
 A script begins with `#!lua`: servers that are no primary, full, or without their replicas then refuse it, although it
 may only read.
@@ -61,15 +62,15 @@ local function read(bucket, key)
   if not value then return '0', '0', '-', '' end
   return string.match(value, '^(%d+) (%d+) (%S+) (.*)$')
 end
-local function write(bucket, key, stamp, claim, token, store)
-  local value = stamp .. ' ' .. claim .. ' ' .. token .. ' ' .. store
+local function write(bucket, key, stamp, claim, tokens, store)
+  local value = stamp .. ' ' .. claim .. ' ' .. tokens .. ' ' .. store
   redis.call('HSET', fb .. 'e:' .. bucket, key, value)
   redis.call('ZADD', fb .. 'k:' .. bucket, 0, key)
   return value
 end
-local function put_stamp(bucket, key, sequence, claim, token, store)
+local function put_stamp(bucket, key, sequence, claim, tokens, store)
   redis.call('ZADD', fb .. 't', sequence, bucket .. '\\0' .. key)
-  return write(bucket, key, sequence, claim, token, store)
+  return write(bucket, key, sequence, claim, tokens, store)
 end
 local function unclaim(owner, bucket, key)
   redis.call('ZREM', fb .. 's:' .. owner, bucket .. '\\0' .. key)
@@ -86,11 +87,25 @@ local fb, own, answers, at = KEYS[1], ARGV[1], {}, 2
 """
     + _ENTRIES
     + """
+local function without(tokens, token)  -- the claims of other writes; whether there are more
+  local others, is_found = {}, false
+  for one in string.gmatch(tokens, '[^,]+') do
+    if one == token or string.match(one, '^(.*)#') == token then
+      is_found = true
+    elseif one ~= '-' then
+      others[#others + 1] = one
+    end
+  end
+  return others, is_found
+end
 local function claim(bucket, key, token, sequence)
-  local stamp, before = read(bucket, key)
+  local stamp, before, tokens = read(bucket, key)
+  local claims = without(tokens, token)
+  if #claims == 64 then table.remove(claims, 1) end
+  claims[#claims + 1] = token .. '#' .. sequence
   redis.call('SADD', fb .. 'l', own)
   redis.call('ZADD', fb .. 's:' .. own, 0, bucket .. '\\0' .. key)
-  return write(bucket, key, stamp, before ~= '0' and before or sequence, token .. '#' .. sequence, own)
+  return write(bucket, key, stamp, before ~= '0' and before or sequence, table.concat(claims, ','), own)
 end
 local verbs = {}
 function verbs.look(bucket, first, last)
@@ -99,8 +114,8 @@ end
 function verbs.stamp(bucket, first, last)
   local sequence, found = redis.call('INCR', fb .. 'q'), {}
   for i = first, last do
-    local _, claimed, token, store = read(bucket, ARGV[i])
-    found[#found + 1] = put_stamp(bucket, ARGV[i], sequence, claimed, token, store)
+    local _, claimed, tokens, store = read(bucket, ARGV[i])
+    found[#found + 1] = put_stamp(bucket, ARGV[i], sequence, claimed, tokens, store)
   end
   return found
 end
@@ -117,28 +132,25 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   end
   return found
 end
-function verbs.put(bucket, first, last)  -- what nobody has claimed
+function verbs.put(bucket, first, last)  -- what is not claimed, but for other stores' keys
   redis.call('SADD', fb .. 'l', own)
   for i = first, last, 2 do
-    local _, _, _, store = read(bucket, ARGV[i])
-    if store == '' then claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q')) end
+    local _, _, tokens, store = read(bucket, ARGV[i])
+    local _, is_claimed = without(tokens, ARGV[i + 1])
+    if store == '' or (store == own and not is_claimed) then
+      claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q'))
+    end
   end
   return 0
-end
-local function is_claimed(bucket, key, token)
-  local _, _, last, store = read(bucket, key)
-  return store == own and (last == token or string.match(last, '^(.*)#') == token)
 end
 function verbs.settle(bucket, first, last)
   for i = first, last, 2 do
-    if is_claimed(bucket, ARGV[i], ARGV[i + 1]) then unclaim(own, bucket, ARGV[i]) end
-  end
-  return 0
-end
-function verbs.pass(bucket, first, last)  -- the claim of a key from one write to another
-  for i = first, last, 3 do
-    if is_claimed(bucket, ARGV[i], ARGV[i + 1]) then
-      claim(bucket, ARGV[i], ARGV[i + 2], redis.call('INCR', fb .. 'q'))
+    local stamp, claimed, tokens, store = read(bucket, ARGV[i])
+    local left, is_claimed = without(tokens, ARGV[i + 1])
+    if store == own and is_claimed and #left > 0 then
+      write(bucket, ARGV[i], stamp, claimed, table.concat(left, ','), own)
+    elseif store == own and is_claimed then
+      unclaim(own, bucket, ARGV[i])
     end
   end
   return 0
@@ -247,10 +259,10 @@ floor = number('f')
 local swept = redis.call('ZRANGE', fb .. 't', '-inf', floor, 'BYSCORE', 'LIMIT', 0, 500)
 for _, name in ipairs(swept) do
   local bucket, key = parts(name)
-  local _, claim, token, store = read(bucket, key)
+  local _, claim, tokens, store = read(bucket, key)
   redis.call('ZREM', fb .. 't', name)
   if store ~= '' then
-    write(bucket, key, '0', claim, token, store)
+    write(bucket, key, '0', claim, tokens, store)
   else
     redis.call('HDEL', fb .. 'e:' .. bucket, key)
     redis.call('ZREM', fb .. 'k:' .. bucket, key)
@@ -326,15 +338,15 @@ class Entry(NamedTuple):
 
     stamp: int = 0
     claim: int = 0
-    token: bytes = b"-"
+    tokens: bytes = b"-"
     store: bytes = b""
 
     @classmethod
     def read(cls, value: bytes | None) -> Entry:
         if value is None:
             return _NOTHING
-        stamp, claim, token, store = value.split(b" ", 3)
-        return cls(int(stamp), int(claim), token, store)
+        stamp, claim, tokens, store = value.split(b" ", 3)
+        return cls(int(stamp), int(claim), tokens, store)
 
 
 _NOTHING: Final = Entry()

@@ -250,8 +250,9 @@ class AskAll:
     async def claim(self, claim: Claim) -> Known:
         raise RegistryAway("the registry of pending writes is away")
 
-    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> bool:
         """Do nothing: others ask all nodes, and so find what is pending here."""
+        return False
 
     async def release(self, claim: Claim) -> None:
         """Do nothing: nothing was claimed."""

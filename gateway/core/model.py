@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, dataclass_transform
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -76,10 +76,18 @@ class ObjectKey(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A key that a write is about to make pending. `token` names the write: its row in the journal has the same."""
+    """A key that a write is about to make pending. `token` names the write: its row in the journal has the same.
+
+    The claim is over with its write, or with the one that replaces that.
+    """
 
     key: ObjectKey
     token: str
+
+
+CLAIMS_MAX: Final = 64
+"""The registry keeps so many claims of one key, the last ones. One that goes is over, unless so many later writes have
+claimed the key while that one's commit was under way."""
 
 
 @immutable

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from gateway.core.errors import BufferRefused, BufferUnavailable, RegistryAway
+from gateway.core.errors import BufferRefused, BufferUnavailable
 from gateway.core.model import Claim, Known, ObjectKey
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.records import pack
@@ -215,16 +214,12 @@ class Claimed:
         return self.known.order if self.known is not None else 0
 
     async def release(self) -> None:
-        """Take the claim back. If a write is pending here all the same, the claim becomes that one's again."""
+        """Take the claim back, unless its write is pending all the same."""
         if self.registry is None or self.claim is None or self.buffer is None:
             return
-        key, claim = self.claim.key, self.claim
-        while (pending := self.buffer.pending(key)) is not None and pending.token != claim.token:
-            claim = Claim(key, pending.token)
-            with suppress(RegistryAway):  # the background process finds it
-                await self.registry.claim(claim)
-        if pending is None:
-            await self.registry.release(claim)
+        pending = self.buffer.pending(self.claim.key)
+        if pending is None or pending.token != self.claim.token:
+            await self.registry.release(self.claim)
 
     async def __aenter__(self) -> None:
         """Acknowledge now."""
@@ -235,7 +230,9 @@ class Claimed:
         if self.registry is None or self.claim is None or self.known is None:
             return
         if kind is None:
-            await self.registry.confirm(self.claim, self.known, self.claimed_at)
+            is_anew = await self.registry.confirm(self.claim, self.known, self.claimed_at)
+            if is_anew and self.buffer is not None and self.buffer.pending(self.claim.key) is None:
+                await self.registry.release(self.claim)  # the write was flushed before
         elif not isinstance(error, BufferUnavailable) or isinstance(error, BufferRefused):
             await self.release()  # else it may be acknowledged all the same
 

@@ -72,8 +72,8 @@ class Registry(Protocol):
     async def claim(self, claim: Claim) -> Known:
         """Claim a key for this node's buffer, before its journal has the write; not if another node has it pending."""
 
-    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
-        """Claim again if the registry may have lost the claim. Call this between the commit and the answer.
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> bool:
+        """Claim again if the registry may have lost the claim, and return whether. Call it between commit and answer.
 
         `known` is what `claim` returned, `claimed_at` the monotonic time before that.
         """

@@ -114,6 +114,9 @@ class Node:
             self.journal.pending[key(name)] = token
         return known
 
+    async def commits(self, name: str = "key", token: str = "t1") -> None:
+        self.journal.pending[key(name)] = token
+
     async def flushed(self, name: str = "key", token: str = "t1") -> None:
         if self.journal.pending.get(key(name)) == token:
             del self.journal.pending[key(name)]
@@ -230,48 +233,31 @@ async def test_the_flush_of_an_older_write_does_not_settle_a_newer_claim(tmp_pat
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_a_write_keeps_its_claim_that_is_committed_behind_a_later_claim(tmp_path: Path, *, is_late: bool) -> None:
-    """The claim is of the write that claimed last. That one is flushed first; `is_late`: just before the commit."""
+async def test_a_write_keeps_its_claim_while_one_that_has_claimed_later_comes_and_goes(
+    tmp_path: Path, *, is_late: bool
+) -> None:
+    """The later one is committed first, and flushed. `is_late`: before the other one's commit."""
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
-        claim, claimed_at = Claim(key("key"), "t1"), cluster.clock.monotonic()
-        first = await a.registry.claim(claim)
-        later = await a.registry.claim(Claim(key("key"), "t2"))
-
-        async def commits() -> None:
-            a.journal.pending[claim.key] = "t1"
-            await a.registry.confirm(claim, first, claimed_at)
-
-        if not is_late:
-            await commits()
-        a.beats.settle([Claim(key("key"), "t2")])
-        ask = a.link.ask
-
-        async def asked(question: Sequence[scripts.Word]) -> Answer:
-            if question[0] == "settle" and is_late:
-                await commits()
-            return await ask(question)
-
-        a.link.ask = asked  # type: ignore[method-assign]
-        await cluster.clock.advance(0)
-        a.link.ask = ask  # type: ignore[method-assign]
-        known = await b.look()
-        assert known.store == "store-a"
-        assert is_late or known.claim == later.claim, "its place in the order of all nodes stays"
+        first = await a.registry.claim(Claim(key("key"), "t1"))
+        await a.absorb(token="t2")
+        for is_flush in (is_late, not is_late):
+            await (a.flushed(token="t2") if is_flush else a.commits(token="t1"))
+            assert await b.look() == Known("store-a", first.claim, 0)
         await a.flushed(token="t1")
         assert (await b.look()).store is None
 
 
-async def test_a_claim_that_a_newer_write_has_taken_is_not_passed(tmp_path: Path) -> None:
-    """The newer write is between its claim and its commit."""
+async def test_a_deletion_that_is_acknowledged_without_redis_gets_a_claim(tmp_path: Path) -> None:
+    """It has come behind a write that is being flushed."""
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
         await a.absorb(token="t1")
-        await a.registry.claim(Claim(key("key"), "t2"))
-        a.beats.settle([Claim(key("key"), "t0")])
-        await cluster.clock.advance(0)
+        await a.commits(token="t2")
         await a.flushed(token="t1")
         assert (await b.look()).store == "store-a"
+        await a.flushed(token="t2")
+        assert (await b.look()).store is None
 
 
 async def test_rows_are_all_entries_of_a_range_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,6 +524,25 @@ async def test_what_the_registry_has_lost_is_put_again(tmp_path: Path) -> None:
         rows = await all_rows(b.registry)
         assert len(rows) == registry_beats.PAGE + 20
         assert {known.store for _, known in rows} == {"store-a"}
+
+
+async def test_a_claim_is_not_put_again_that_was_settled_meanwhile(tmp_path: Path) -> None:
+    """The journal was read before the flush ended, and Redis is told of the claim after that."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await a.absorb()
+        ask = a.link.ask
+
+        async def asked(question: Sequence[scripts.Word]) -> Answer:
+            if question[0] == "put" and a.journal.pending:
+                a.journal.pending.clear()
+                await ask(scripts.question("settle", BUCKET, ["key", "t1"]))
+            return await ask(question)
+
+        a.link.ask = asked  # type: ignore[method-assign]
+        await cluster.pass_time(RECONCILE_SECONDS + 2)
+        assert not a.journal.pending
+        assert (await b.look()).store is None
 
 
 async def test_settled_claims_wait_for_redis_and_the_queue_is_bounded(

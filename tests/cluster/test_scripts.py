@@ -11,13 +11,14 @@ import redis
 
 from gateway.cluster import scripts
 from gateway.cluster.scripts import ASK, BEAT, FORGET, SCRIPTS, Beat, Beaten, Entry, Script, Word
+from gateway.core.model import CLAIMS_MAX
 from tests.simulation.cluster.redis_model import RedisModel
 from tests.support.redis_server import RedisServer, programs
 
 PREFIX = scripts.prefix_of("train")
 NODES = [f"node-{number}" for number in range(5)]
 BUCKETS = ["one", "two"]
-VERBS = ("look", "stamp", "claim", "put", "settle", "pass", "rows", "own", "holders", "above")
+VERBS = ("look", "stamp", "claim", "put", "settle", "rows", "own", "holders", "above")
 KEYS = [f"{name}{more}" for name in ("a", "a/b", "ä", "b", "b\0c") for more in ("", "/", "-1", "-2")]
 
 
@@ -87,10 +88,7 @@ class Dice(random.Random):
         tokens = ["t1", "t2", f"t1#{self.randint(1, 99)}"]
         if verb in ("look", "stamp"):
             return scripts.question(verb, bucket, keys)
-        names = 2 if verb == "pass" else 1
-        words: list[Word] = []
-        for one in keys:
-            words += [one, *self.choices(tokens, k=names)]
+        words: list[Word] = [word for one in keys for word in (one, self.choice(tokens))]
         return scripts.question(verb, bucket, words)
 
     def beat(self, pair: Pair) -> list[Word]:
@@ -136,6 +134,19 @@ def test_the_model_does_what_a_server_does_for_long(server: redis.Redis, seed: i
     play(server, seed, 5000)
 
 
+def test_the_last_claims_of_a_key_are_kept(server: redis.Redis) -> None:
+    """What is settled later settles no others."""
+    pair, count = Pair(server), CLAIMS_MAX + 2
+    for number in range(count):
+        words: list[Word] = ["key", f"t{number}"]
+        [value] = pair.call(ASK, ["own", *scripts.question("claim", "one", words)])[1][0]
+    assert Entry.read(value).tokens == b",".join(b"t%d#%d" % (one, one + 1) for one in range(2, count))
+    for number in range(count):
+        assert server.zcard(f"{PREFIX}s:own") == 1
+        pair.call(ASK, ["own", *scripts.question("settle", "one", ["key", f"t{number}"])])
+    assert server.zcard(f"{PREFIX}s:own") == 0
+
+
 def test_what_is_left_in_the_server_is_what_the_registry_has(server: redis.Redis) -> None:
     """Entries, their order, stamps and stores' lists belong to each other; nothing is left behind when all is swept."""
     pair = play(server, 99, 300)
@@ -143,13 +154,14 @@ def test_what_is_left_in_the_server_is_what_the_registry_has(server: redis.Redis
         keys = server.zrange(f"{PREFIX}k:{bucket}", 0, -1)
         assert sorted(server.hkeys(f"{PREFIX}e:{bucket}")) == keys
         for key in keys:
-            stamp, claim, token, store = Entry.read(server.hget(f"{PREFIX}e:{bucket}", key))
+            stamp, claim, tokens, store = Entry.read(server.hget(f"{PREFIX}e:{bucket}", key))
             name = bucket.encode() + b"\0" + key
             assert server.zscore(f"{PREFIX}t", name) == (stamp or None)
             assert (claim > 0) == bool(store)
             if store:
                 assert server.zscore(f"{PREFIX}s:{store.decode()}", name) == 0
-                pair.call(ASK, [store, *scripts.question("settle", bucket, [key, token])])
+                words = [word for token in tokens.split(b",") for word in (key, token)]
+                pair.call(ASK, [store, *scripts.question("settle", bucket, words)])
     pair.advance(6000)
     beat = Beat("node-0", b"", False, pair.model.content.run.decode(), True, 0, pair.model.content.sequence, None)
     pair.call(BEAT, beat.words())

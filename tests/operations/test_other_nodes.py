@@ -381,6 +381,29 @@ def test_a_claim_without_a_commit_hides_nothing(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_write_that_was_flushed_before_it_is_claimed_again_leaves_no_claim(tmp_path: Path) -> None:
+    """Between commit and answer Redis was not believed for a while."""
+
+    async def test(nodes: WritingNodes) -> None:
+        writes = nodes.nodes[0].gateway.app.services.cluster_writes
+        assert writes is not None
+        registry, pauses = cast("Any", writes.registry), [False, True]
+
+        async def confirm(claim: Claim, *_: object) -> bool:
+            if pauses.pop():
+                await nodes.flush(0)
+            await registry.claim(claim)
+            return True
+
+        registry.confirm = confirm
+        await nodes.put(0, "key", b"flushed")
+        assert nodes.shared.pending == {}
+        await nodes.put(0, "key", b"pending")
+        assert list(nodes.shared.pending) == [ObjectKey(BUCKET, "key")]
+
+    run(tmp_path, test)
+
+
 def test_a_write_that_is_refused_hides_nothing(tmp_path: Path) -> None:
     """12.4 What is pending under its key, here in conflict, is found by the other nodes as before."""
 

@@ -52,7 +52,7 @@ class SharedRegistry:
     """The registry's state, as a service would have it: key → its pending write's store and number, and its stamp."""
 
     pending: dict[ObjectKey, tuple[str, int]] = field(default_factory=dict)
-    tokens: dict[ObjectKey, str] = field(default_factory=dict)
+    tokens: dict[ObjectKey, set[str]] = field(default_factory=dict)
     stamps: dict[ObjectKey, int] = field(default_factory=dict)
     number: int = 0
     is_away: bool = False
@@ -106,21 +106,24 @@ class MemoryRegistry:
             return known
         order = self._shared.next()
         _, first = self._shared.pending.get(claim.key, ("", order))
-        self._shared.pending[claim.key], self._shared.tokens[claim.key] = (self._store, first), claim.token
+        self._shared.pending[claim.key] = self._store, first
+        self._shared.tokens.setdefault(claim.key, set()).add(claim.token)
         return replace(known, order=order)
 
-    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> bool:
         await self._turn()
+        return False
 
     async def release(self, claim: Claim) -> None:
-        self.settled(claim)
+        self.settled([claim])
 
-    def settled(self, claim: Claim) -> None:
-        """As the background process does it, unless a later write has claimed the key."""
-        if self._shared.tokens.get(claim.key) != claim.token:
-            return
-        if self._shared.pending.pop(claim.key, None) is not None:
-            self._shared.stamps[claim.key] = self._shared.next()
+    def settled(self, claims: Sequence[Claim]) -> None:
+        """As the background process does it."""
+        for claim in claims:
+            tokens = self._shared.tokens.get(claim.key, set())
+            tokens.discard(claim.token)
+            if not tokens and self._shared.pending.pop(claim.key, None) is not None:
+                self._shared.stamps[claim.key] = self._shared.next()
 
     async def _turn(self) -> None:
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.core.model import Claim
+from gateway.core.model import CLAIMS_MAX, Claim
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import State, Write
 from gateway.writeback.pending_claims import DAMAGED, PendingClaims
@@ -48,6 +48,21 @@ def test_pages_are_of_what_is_pending_in_the_order_of_acknowledgement(journal: J
     asyncio.run(journal.change(lambda tx: tx.uploads.begin(upload("u", key("upload")))))
     asyncio.run(journal.change(lambda tx: tx.writes.settle(done.id, done.etag, Moment(10.0))))
     assert all_of(journal, count) == [Claim(key("deleted"), "3.25"), Claim(key("again"), "4.5")]
+
+
+def test_with_a_write_the_claims_of_those_are_over_that_it_has_replaced(journal: Journal) -> None:
+    """Whichever of them had claimed the key first. The last ones: a key may be overwritten for long."""
+    sent = acknowledge(journal, "key", 0.5)
+    asyncio.run(journal.change(lambda tx: tx.writes.update(replace(sent, state=State.PUBLISHING))))
+    acknowledge(journal, "key", 2.5)
+    acknowledge(journal, "key", 1.5, deleted=True)
+    write_id = acknowledge(journal, "key", 3.5).id
+    kept = journal.read(lambda tx: tx.writes.get(write_id))
+    assert kept is not None
+    assert [one.token for one in kept.claims] == ["2.5", "1.5", "3.5"]
+    for number in range(CLAIMS_MAX):
+        last = acknowledge(journal, "key", 4.5 + number)
+    assert [one.token for one in last.claims] == [f"{number + 3}.5" for number in range(CLAIMS_MAX + 1)]
 
 
 @pytest.mark.parametrize("count", [1, 100])

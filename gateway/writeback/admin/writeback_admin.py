@@ -152,6 +152,8 @@ class WritebackAdmin(FlushReport):
         now = Moment.of(self._clock)
         if not await self._journal.change(lambda tx: tx.writes.discard(pending.id, now, only_conflict=only)):
             _not_to_be_decided(pending)
+        if only and pending.write is not None:  # others may still arrive
+            self._tools.settled(pending.write.claims)
         _log.warning("an acknowledged write was given up", object=str(pending.key), decision=decision.value)
 
     async def _at_origin(self, pending: Pending) -> Headed:

@@ -98,8 +98,8 @@ class FlushDependencies:
     clock: Clock
     slots: dict[str, Slot] = field(default_factory=dict)
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
-    settled: Callable[[Claim], None] = lambda _claim: None
-    """Told of each write that the origin has, once the journal has noted it."""
+    settled: Callable[[Sequence[Claim]], None] = lambda _claims: None
+    """Told of the claims of each write that the origin has, or was given up, once the journal has noted it."""
 
 
 class FlushTask:
@@ -344,7 +344,7 @@ class FlushTask:
         await self._dependencies.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
-        self._dependencies.settled(Claim(write.key, write.token))
+        self._dependencies.settled(write.claims)
         self._dependencies.log.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:

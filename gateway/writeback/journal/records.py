@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, ObjectKey
 from gateway.core.steps import Steps, each
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
@@ -249,6 +249,8 @@ class Write:
     of this node. 0: no other node looks for it."""
     since_order: int = 0
     """The `order` of the first write that it has replaced, or its own."""
+    replaced: tuple[str, ...] = ()
+    """The tokens of the writes that it has replaced, the last ones: their claims are over with its own."""
 
     @property
     def key(self) -> ObjectKey:
@@ -274,6 +276,11 @@ class Write:
     def token(self) -> str:
         """Return its name in the registry of the cluster: no other write of the key has it."""
         return token_of(self.acknowledged_at)
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """Return the claims that are over with it."""
+        return [Claim(self.key, token) for token in (*self.replaced, self.token)]
 
     @property
     def is_completed_at_origin(self) -> bool:
@@ -413,6 +420,8 @@ def pack_write(write: Write) -> bytes:
             record[name] = value
     if base.asked is not None:
         record["base"]["moment"] = moment_record(base.asked)
+    if write.replaced:
+        record["replaced"] = write.replaced
     if write.runs:
         record["runs"] = [tuple(run) for run in write.runs]
     if asked is not None:
@@ -448,6 +457,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
         acknowledged=as_moment(record.get("acknowledged_moment")),
         member=member,
         id=write_id,
+        replaced=tuple(record.get("replaced", ())),
         **{attribute: record[name] for name, attribute in _ALWAYS.items()},
         **{attribute: record[name] for name, attribute in _IF_SET.items() if name in record},
     )

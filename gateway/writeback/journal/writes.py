@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, InConflict
-from gateway.core.model import ObjectKey
+from gateway.core.model import CLAIMS_MAX, ObjectKey
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.journal.buckets import Buckets, LastOwnWrite
 from gateway.writeback.journal.checkpoints import Checkpoints
@@ -357,7 +357,8 @@ class Writes(Table):
         since = min([sequence, *(self.since(one.id) for one in replaced)])
         order = self._raised_order(stored.order)
         since_order = min([order, *(one.since_order for one in replaced)])
-        entered = replace(stored, sequence=sequence, order=order, since_order=since_order)
+        tokens = tuple(one.token for write in replaced for one in write.claims)[-CLAIMS_MAX:]
+        entered = replace(stored, sequence=sequence, order=order, since_order=since_order, replaced=tokens)
         priority = priority_of(stored)
         self._change(
             "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "

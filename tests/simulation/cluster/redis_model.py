@@ -14,6 +14,7 @@ from gateway.cluster import scripts
 from gateway.cluster.redis_link import Answer
 from gateway.cluster.scripts import Script, Word
 from gateway.core.errors import RegistryAway
+from gateway.core.model import CLAIMS_MAX
 
 Entry = tuple[int, int, bytes, bytes]
 Name = tuple[bytes, bytes]
@@ -44,6 +45,15 @@ class Content:
     first_beat: int = 0
     horizons: dict[bytes, int] = field(default_factory=dict)
     seen: dict[bytes, int] = field(default_factory=dict)
+
+
+def _without(tokens: bytes, token: bytes) -> list[bytes]:
+    """Return the claims of other writes."""
+    return [one for one in tokens.split(b",") if one != b"-" and not _has(one, token)]
+
+
+def _has(tokens: bytes, token: bytes) -> bool:
+    return any(token in (one, one.rpartition(b"#")[0]) for one in tokens.split(b","))
 
 
 def _words(words: Sequence[Word]) -> list[bytes]:
@@ -102,14 +112,26 @@ class RedisModel:
         self._write(name, (sequence, *rest))
 
     def _claim(self, own: bytes, name: Name, token: bytes, sequence: int) -> None:
-        stamp, before, _, _ = self._read(name)
+        stamp, before, tokens, _ = self._read(name)
+        claims = [*_without(tokens, token)[1 - CLAIMS_MAX :], b"%s#%d" % (token, sequence)]
         self.content.stores.add(own)
         self.content.pending.setdefault(own, set()).add(name)
-        self._write(name, (stamp, before or sequence, b"%s#%d" % (token, sequence), own))
+        self._write(name, (stamp, before or sequence, b",".join(claims), own))
 
-    def _is_claimed(self, name: Name, token: bytes, own: bytes) -> bool:
-        _, _, last, store = self._read(name)
-        return store == own and token in (last, last.rpartition(b"#")[0])
+    def _put(self, own: bytes, name: Name, token: bytes) -> None:
+        _, _, tokens, store = self._read(name)
+        if store == b"" or (store == own and not _has(tokens, token)):
+            self._claim(own, name, token, self._count())
+
+    def _settle(self, own: bytes, name: Name, token: bytes) -> None:
+        stamp, claim, tokens, store = self._read(name)
+        if store != own or not _has(tokens, token):
+            return
+        if left := _without(tokens, token):
+            self._write(name, (stamp, claim, b",".join(left), own))
+        else:
+            self.content.pending[own].discard(name)
+            self._stamp(name, self._count(), (0, b"-", b""))
 
     # Scripts
 
@@ -140,11 +162,6 @@ class RedisModel:
             for name in names if sequence else ():
                 self._stamp(name, sequence, self._read(name)[1:])
             return [self._value(name) for name in names]
-        if verb == b"pass":
-            for key, token, successor in zip(words[::3], words[1::3], words[2::3], strict=True):
-                if self._is_claimed((bucket, key), token, own):
-                    self._claim(own, (bucket, key), successor, self._count())
-            return 0
         claims = [((bucket, key), token) for key, token in zip(words[::2], words[1::2], strict=True)]
         if verb == b"claim":
             if all(self._read(name)[3] in (b"", own) for name, _ in claims):
@@ -157,11 +174,7 @@ class RedisModel:
             return [self._value(name) for name, _ in claims]
         self.content.stores |= {own} if verb == b"put" else set()
         for name, token in claims:
-            if verb == b"put" and self._read(name)[3] == b"":
-                self._claim(own, name, token, self._count())
-            elif verb == b"settle" and self._is_claimed(name, token, own):
-                self.content.pending[own].discard(name)
-                self._stamp(name, self._count(), (0, b"-", b""))
+            (self._put if verb == b"put" else self._settle)(own, name, token)
         return 0
 
     def _holders(self, own: bytes, start: bytes, stop: bytes) -> Any:

@@ -113,16 +113,17 @@ class SharedHistory(KeyHistory):
         if super().may_conflict(found, unclear_seconds):
             return True
         pairs = permutations(self.tries(), 2)
-        return any(_may_meet(one, other, unclear_seconds) for one, other in pairs)
+        return any(self._may_meet(one, other, unclear_seconds) for one, other in pairs)
 
-
-def _may_meet(one: Try, other: Try, unclear_seconds: float) -> bool:
-    """Whether the second, pending, may find at the bucket what it takes for others': what the first has sent there past
-    a buffer meanwhile, or in doubt, or unseen.
-    """
-    if one.is_blind or other.is_blind or not one.acknowledged:
-        return one.begun <= other.over + unclear_seconds and other.begun <= one.over + unclear_seconds
-    return not one.absorbed and one.begun <= other.over and other.begun <= one.over
+    def _may_meet(self, one: Try, other: Try, unclear_seconds: float) -> bool:
+        """Whether the second, pending, may find at the bucket what it takes for others': what the first has sent there
+        past a buffer meanwhile, or in doubt, or unseen, also long after its answer.
+        """
+        if one.is_blind or other.is_blind or not one.acknowledged:
+            sent = max((at for at, value in self.arrived if value == one.value), default=one.over)
+            last = max(sent, one.over) + unclear_seconds
+            return one.begun <= other.over + unclear_seconds and other.begun <= last
+        return not one.absorbed and one.begun <= other.over and other.begun <= one.over
 
 
 class WritingJudge(Judge):

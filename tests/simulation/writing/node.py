@@ -315,7 +315,7 @@ class WritingNode(Node):
         file = self.home / MEMBERS
         async with beating(live, way, self._own, services.catalog, buffer, file, self.clock) as beats:
             self.beats = beats
-            flushing = Flushing(buffer, queries, replace(services, settled=beats.settled))
+            flushing = Flushing(buffer, queries, replace(services, settled=beats.settle))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(flushing.run())
                 tasks.create_task(self._keep_view(beats))

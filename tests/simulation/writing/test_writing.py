@@ -24,6 +24,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.xml import text_of
 from gateway.writeback import order
 from tests.simulation.clients import PART_BYTES
+from tests.simulation.cluster import redis_model
 from tests.simulation.cluster.test_cluster import quiet
 from tests.simulation.dialects import DIALECTS, WRITING
 from tests.simulation.origins import SENDER, ProcessOrigin, SimulatedOrigin
@@ -31,7 +32,7 @@ from tests.simulation.test_rules import commits_are_lost, nobody_else_is_thought
 from tests.simulation.traffic import Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.simulation.world import Setting
-from tests.simulation.writing.judge import WRITING_RULES, Question, Try, WritingJudge
+from tests.simulation.writing.judge import WRITING_RULES, Question, SharedHistory, Try, WritingJudge
 from tests.simulation.writing.world import BUCKET, WritingWorld, play_writing
 
 __all__ = ["quiet"]
@@ -91,6 +92,42 @@ def test_it_is_the_node_that_has_an_upload_of_which_conflicts_come(monkeypatch: 
     monkeypatch.setattr(WritingWorld, "run", run)
     world = play_writing(Setting(SEED, WRITING))
     assert not world.judge.violations, told(world)
+
+
+def test_a_write_with_a_condition_may_wait_for_a_conflict_beside_it(monkeypatch: Patch) -> None:
+    """As a marker does: on another node, for as long as nobody decides."""
+
+    async def run(world: WritingWorld) -> None:
+        has_it, other, _ = nodes = list(world.nodes.values())
+        await asyncio.gather(*(one.boot() for one in nodes))
+        await asyncio.sleep(15.0)
+        for node in nodes:
+            assert await world._put(node, "back/known", world.value())
+        world._calm_at = world.clock.monotonic()
+        await asyncio.sleep(60.0)
+        assert await world._put(has_it, "back/o0", world.value())
+        world.origin.write_as_others(BUCKET, "back/o0", b"theirs")
+        await asyncio.sleep(10.0)
+        assert world.kept().conflicts == {(BUCKET, "back/o0")}
+        assert not await world._put(other, "back/new", world.value(), If_None_Match="*")
+        assert world.answered["PUT 503"] == 1
+
+    monkeypatch.setattr(WritingWorld, "run", run)
+    world = play_writing(Setting(SEED, WRITING))
+    assert not world.judge.violations, told(world)
+
+
+@pytest.mark.parametrize(
+    ("is_blind", "arrived", "may_conflict"), [(True, 10.0, True), (False, 10.0, False), (True, 1.0, False)]
+)
+def test_a_node_without_the_bucket_may_meet_what_another_has_flushed_seconds_before(
+    *, is_blind: bool, arrived: float, may_conflict: bool
+) -> None:
+    """12.14 (c) However long before that it was acknowledged."""
+    history = SharedHistory(arrived=[(arrived, b"earlier")])
+    earlier = Try(b"earlier", 0.5, 0.6, acknowledged=True, absorbed=True, node="a")
+    history.attempts += [earlier, Try(b"later", 12.0, 12.1, acknowledged=True, absorbed=True, is_blind=is_blind)]
+    assert history.may_conflict(b"earlier", unclear_seconds=5.0) == may_conflict
 
 
 ASKED_IN_TIME = Question(1.5, "fixed/k0")
@@ -221,6 +258,11 @@ def claims_are_not_confirmed(patch: Patch) -> None:
     patch.setattr(RedisRegistry, "confirm", confirm)
 
 
+def only_the_last_claim_of_a_key_is_kept(patch: Patch) -> None:
+    """Whichever write is committed last."""
+    patch.setattr(redis_model, "_without", lambda *_: [])
+
+
 def who_is_away_is_not_told_of(patch: Patch) -> None:
     patch.setattr(RegistryBeats, "_others", lambda *_: [])
 
@@ -304,6 +346,7 @@ def writes_wait_for_ever(patch: Patch) -> None:
 READS: Mapping[str, float] = {"put": 8.0, "race": 4.0, "read": 10.0, "look_around": 10.0, "pass_time": 2.0}
 RACES: Mapping[str, float] = {"race": 10.0, "look_around": 4.0, "pass_time": 0.5}
 REDIS: Mapping[str, float] = {**READS, "cut_redis": 1.5, "restart_redis": 2.0, "fail_over": 2.0, "heal": 3.0}
+OVERTAKING: Mapping[str, float] = {"race": 12.0, "put": 12.0, "look_around": 8.0, "slow_disk": 3.0, "pass_time": 0.5}
 AWAY: Mapping[str, float] = {**READS, "trouble": 2.0, "cut_bucket": 2.0, "heal": 1.5}
 SAVES: Mapping[str, float] = {"save": 12.0, "trouble": 2.0, "heal": 0.7, "pass_time": 2.0}
 """Each object is written once, and stays pending."""
@@ -325,6 +368,7 @@ CASES = (
     Case("answered writes are read", no_other_node_is_asked, {**AWAY, "cut_redis": 2.0}),
     Case("answered writes are read", what_goes_with_a_run_is_remembered),
     Case("answered writes are read", the_end_of_a_write_is_not_told, READS),
+    Case("answered writes are read", only_the_last_claim_of_a_key_is_kept, OVERTAKING, 100),
     Case("what was seen stays", the_beginning_of_a_write_is_not_told, RACES, 120),
     Case("nothing is lost", commits_are_lost, AWAY),
     Case("nothing comes back", what_is_done_is_sent_again, AWAY),

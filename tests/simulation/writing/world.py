@@ -351,14 +351,17 @@ class WritingWorld:
             self.judge.answered(f"{method} {target} at {node.address}", answer.status, begun)
         if answer is not None and now - begun > WAITS_SECONDS_MAX:
             self.judge.violated("nobody waits for long", f"{method} {target} at {node.address}: {now - begun:.0f} s")
-        if answer is not None and answer.status >= 500 and begun > self._calm_at + CALM_SECONDS:
-            key = target.partition("?")[0].removeprefix("/")
-            if (BUCKET, key) not in self.kept().conflicts:
-                self.judge.violated(
-                    "all is well in quiet",
-                    f"{method} {target} at {node.address}: {answer.status} {answer.body[:300]!r}",
-                )
+        is_quiet = begun > self._calm_at + CALM_SECONDS
+        if answer is not None and answer.status >= 500 and is_quiet and not self._waits_for_a_person(target, answer):
+            said = f"{method} {target} at {node.address}: {answer.status} {answer.body[:300]!r}"
+            self.judge.violated("all is well in quiet", said)
         return answer
+
+    def _waits_for_a_person(self, target: str, answer: Answer) -> bool:
+        """Whether the key is in conflict, or another one that the answer names."""
+        own = target.partition("?")[0].removeprefix("/")
+        conflicts = self.kept().conflicts
+        return any(key == own or f"s3://{bucket}/{key} ".encode() in answer.body for bucket, key in conflicts)
 
     def _try(self, node: WritingNode, key: str, value: Value) -> Try:
         one = Try(value, self.clock.monotonic(), node=node.address, is_blind=self._is_blind(node))

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from gateway.api.documents import AbortedDocument, Document, PendingObjects
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
@@ -245,7 +245,11 @@ async def test_ours_comes_back_where_others_have_deleted_it(harness: AdminHarnes
 async def test_ours_is_given_up_and_everybody_told(harness: AdminHarness) -> None:
     """Clause 6.5: its bytes go, what the origin has stays, and whoever remembers the key is told to ask again."""
     await harness.conflict("k")
-    await harness.admin.resolve(key("k"), "keep-theirs", None)
+    settled, claims = list[Claim](), harness.buffer.left()[0].claims
+    tools = replace(harness.tools, settled=settled.extend)
+    admin = WritebackAdmin(harness.queries, tools, harness.reconciler, {"slot": 1000})
+    await admin.resolve(key("k"), "keep-theirs", None)
+    assert settled == claims
     assert harness.buffer.observer.published == [("k", None)]
     assert harness.buffer.left() == []
     await harness.buffer.flushed()
