@@ -11,6 +11,7 @@ import pytest
 from gateway.telemetry.metrics import PREPARED_REQUESTS, REQUESTS_IN_FLIGHT
 from tests.edge.both_ways import Asked, Talker, head_of, port_of, settle
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+from tests.support.local_reads import local_gateway
 from tests.support.writing_nodes import WritingNodes, writing_nodes, writing_slot
 
 KEY = "k"
@@ -134,3 +135,20 @@ async def test_a_slot_that_others_begin_to_write_is_looked_up_from_then_on(
         monkeypatch.undo()
         await nodes.put(1, KEY, b"second")
         assert await client.body() == b"second"
+
+
+async def test_12_4_local_reads_see_what_other_nodes_have_written(tmp_path: Path) -> None:
+    """12.4 What nobody has changed comes from files, what another node has written since by HTTP; both are right."""
+    async with writing_nodes(tmp_path, 2) as nodes, local_gateway(nodes.nodes[0].gateway) as local:
+        await nodes.learn()
+        reader = local.reader()
+        for number in range(3):
+            content = b"content %d" % number * 100
+            assert (await nodes.put(number % 2, KEY, content)).status == 200
+            assert await local.read(reader, f"bucket/{KEY}") == [content]
+            await nodes.flush(number % 2)
+            await nodes.get(0, KEY)
+            await settle(nodes.nodes[0].gateway)
+            await local.warm(reader, f"bucket/{KEY}")
+            assert await local.read(reader, f"bucket/{KEY}") == [content]
+        assert reader.local_reads > 0
