@@ -69,6 +69,12 @@ class _Segment:
     def new(self) -> bool:
         return self.records == 0
 
+    def close(self) -> None:
+        """End the lock at once: the exception that ended the segment may refer to it, and live long."""
+        if self.unsealed is not None:
+            self.unsealed.close()
+            self.unsealed = None
+
 
 @dataclass(slots=True)
 class SegmentAppender:
@@ -150,9 +156,11 @@ class SegmentAppender:
             segment.ahead_bytes -= taken_bytes
             return self._write(alike, segment, placed, replace(reservation, ahead_bytes=segment.ahead_bytes))
         except NotKept:
+            segment.close()
             self._give_back(segment)
             raise
         except BaseException:
+            segment.close()
             self._give_up(segment, reservation)
             raise
 

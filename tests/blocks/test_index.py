@@ -426,6 +426,27 @@ def test_a_map_that_a_reader_holds_costs_no_block(tmp_path: Path, monkeypatch: p
     opened.close()
 
 
+def test_a_failed_append_leaves_its_segment_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when the error and all that refers to it are collected: an open file keeps its room."""
+    opened = open_directory(BlockSettings(tmp_path / "c", 1024 * MIB, 64 * 1024), 0)
+    appender = SegmentAppender(opened.blocks, has_local_readers=True)
+    for error in (StoreUnavailable("the disk is full"), NotKept("room", "no room")):
+        append_all(appender, small_blocks(f"{error}/", 1))
+        [segment] = appender._open.values()
+        lease = segment.unsealed
+        assert lease is not None
+
+        def fails(*_: object, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(appender.directory), "reserve", fails)
+            with pytest.raises(type(error)):
+                appender.append("default", small_blocks("l", 1, 40_000))
+        assert not lease.is_open
+    opened.close()
+
+
 def test_the_limit_holds_for_each_slot_by_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that brings block after block makes room by itself: one with few blocks keeps them."""
     monkeypatch.setattr(index_module, "MAP_BYTES", MAP_BYTES)
