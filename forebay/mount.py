@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Opened:
-    """A path of which files are open: their number, and the one version of all of them."""
+    """A path that is open: how many files of it are, and the version that all of them show."""
 
     entry: Entry
     count: int = 0
@@ -60,7 +60,7 @@ class _Opened:
 
 @dataclass(slots=True)
 class _Shown:
-    """What the kernel was told of a path of which nothing is open: it cuts reads off at the size that it knows."""
+    """The version that the kernel was told of. The path is not open; when it is, the kernel ends reads at that size."""
 
     entry: Entry
     is_doubtful: bool
@@ -81,7 +81,7 @@ class _File:
 
     @property
     def held_bytes(self) -> int:
-        """Of memory, which may be more than what was asked for."""
+        """Count the memory that is held: the reader may have taken more than it was asked for."""
         held: Any = self.ahead.obj
         return len(held)
 

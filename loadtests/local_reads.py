@@ -200,7 +200,7 @@ def _measure(
 
 
 class _Samples:
-    """What a DataLoader asks for: one sample, or a batch at once."""
+    """A data set for a DataLoader, which asks it for one sample or for a batch."""
 
     def __init__(self, make: Callable[[], Callable[[Sequence[int]], list[Any]]], count: int) -> None:
         self._make, self._count = make, count
@@ -277,7 +277,7 @@ def _lengths(batch: Sequence[Any]) -> list[int]:
 
 
 def _cpu_seconds(running: Gateway) -> float:
-    """Of this process, its workers and the gateway."""
+    """Return the CPU seconds of this process, its workers and the gateway."""
     pids = [os.getpid(), running.worker_pid, *(one.pid for one in multiprocessing.active_children() if one.pid)]
     return sum(machine.cpu_nanoseconds_by_thread(pid).total() for pid in pids) / 1e9
 

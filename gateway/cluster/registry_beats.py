@@ -358,7 +358,7 @@ class RegistryBeats:
 
     async def _settle(self, claims: Sequence[Claim], run: str) -> None:
         await self._send("settle", claims, run)
-        # What is pending there has claims of its own, but for a deletion that was acknowledged without Redis.
+        # The writes that are pending there have claims. A deletion that was acknowledged without Redis has none.
         await self._send("put", [Claim(*one) for one in self._pending(claims).items()], run)
 
     def _pending(self, claims: Sequence[Claim]) -> Mapping[ObjectKey, str]:

@@ -132,7 +132,7 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   end
   return found
 end
-function verbs.put(bucket, first, last)  -- what is not claimed, but for other stores' keys
+function verbs.put(bucket, first, last)  -- claims keys, except those that other stores have
   redis.call('SADD', fb .. 'l', own)
   for i = first, last, 2 do
     local _, _, tokens, store = read(bucket, ARGV[i])

@@ -254,7 +254,7 @@ class _LookedUpAnswer(PendingAnswer):
     async def _awaited(self) -> PreparedAnswer | None:
         try:
             read = await self._read.asked()
-        except S3Error:  # whoever answers gets it, too, and tells
+        except S3Error:  # `read_object` asks again, and tells the client
             return None
         answer = read.answer(self._conditions) if read is not None else None
         return await answer.ask() if isinstance(answer, PendingAnswer) else answer

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trustme
 
@@ -48,6 +49,12 @@ class Endpoint:
     url: str
     ca_file: Path | None
     directories: Sequence[Path]
+    admin_urls: Sequence[str] = ()
+
+    def sent_twice(self) -> int:
+        """Return how many reads the gateways have sent once more, because an answer was late."""
+        lines = [line for url in self.admin_urls for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines()]
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("forebay_origin_hedges_total{"))
 
     def wait_until_flushed(self) -> None:
         """Return when the origin has everything that was acknowledged, and no upload that was aborted here."""
@@ -110,12 +117,13 @@ def _endpoint(origin: Origin, directory: Path, ca_file: Path | None = None, **se
     with ExitStack() as stack:
         if NODES == 1:
             gateway = stack.enter_context(GatewayProcess(config))
-            yield Endpoint(gateway.s3_url, ca_file, [gateway.directory])
+            yield Endpoint(gateway.s3_url, ca_file, [gateway.directory], [gateway.admin_url])
             return
         cluster = stack.enter_context(one_address(directory, config, NODES, ca_file=ca_file))
         if WRITTEN_BACK:
             _wait_until_all_absorb(origin, [one.s3_url for one in cluster.gateways], ca_file)
-        yield Endpoint(cluster.s3_url, ca_file, [one.directory for one in cluster.gateways])
+        directories = [one.directory for one in cluster.gateways]
+        yield Endpoint(cluster.s3_url, ca_file, directories, [one.admin_url for one in cluster.gateways])
 
 
 def _wait_until_all_absorb(origin: Origin, urls: Sequence[str], ca_file: Path | None) -> None:

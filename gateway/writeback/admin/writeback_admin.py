@@ -27,8 +27,8 @@ from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 _log = structlog.get_logger("forebay.writeback")
 
 REMEMBERED_SECONDS = 2.0
-"""Seconds for which the figures of all slots are reused: they cost a look at every row. "Nothing is pending" costs
-none, and is never reused: whoever asks may stop the machine by it."""
+"""Seconds for which the figures of all slots are reused: they cost a look at every row. It costs nothing to find
+that nothing is pending, and that is never reused: whoever is told so may stop the machine."""
 
 
 class Decision(Enum):

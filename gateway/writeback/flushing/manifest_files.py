@@ -178,7 +178,7 @@ class OtherNodes(Protocol):
     async def earlier(self, marker: ObjectKey, prefix: str, order: int, *, hurries: bool) -> tuple[int, str] | None:
         """Return how many writes under a prefix come before a marker's order, and why it waits; None: none does.
 
-        `hurries`: a request waits for the marker, so these are to be flushed before others.
+        `hurries`: a request waits for the marker, so this node flushes these before others.
         """
 
     async def behind(self, marker: ObjectKey, order: int, names: Sequence[str]) -> frozenset[str]:

@@ -223,7 +223,7 @@ class Writer:
         return NewFile(bucket, name, self.create(directory, name))
 
     def create(self, directory: int, name: bytes) -> int:
-        """Make a file that is to be an object, and open it. OSError."""
+        """Make and open a file that becomes an object later. OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(name, flags, _FILE_MODE, dir_fd=directory)
         if self._file_mode is not None:
