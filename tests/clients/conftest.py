@@ -1,8 +1,8 @@
 """Real clients on one side, a real origin on the other, a running gateway in between.
 
-`make test-clients-back` has every client write into the write-back buffer instead, and expects the
-same of it, but for what WRITTEN_BACK names. `make test-clients-cluster` does so with three nodes, each of which gets
-every third request. `make test-clients-directory` has a directory as the origin.
+`make test-clients-back` has every client write into the write-back buffer, and expects the same of it, except where
+WRITTEN_BACK says so. `make test-clients-cluster` does that with three nodes, which take turns to get a request.
+`make test-clients-directory` has a directory as the origin.
 """
 
 from __future__ import annotations
