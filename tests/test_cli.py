@@ -37,6 +37,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert forebay("--version").output == f"forebay {__version__}\n"
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_a_gateway_brings_no_client_along() -> None:
     """Commands start in half the time, and the supervisor, which lives as long as the gateway, is smaller."""
     asked = (
@@ -132,6 +133,7 @@ def test_options_of_serve_win_and_are_named(tmp_path: Path, option: str, value: 
     assert (result.exit_code, said in result.stderr) == (2, True), result.output
 
 
+@pytest.mark.slow
 def test_options_of_serve_are_kept_to(tmp_path: Path) -> None:
     """The origin, the port and the directory; with --json the addresses are a document; `ps` shows who is who."""
     file = config(tmp_path, '[admin]\nport = 0\n[cache]\ncapacity = "64MiB"\nblock_size = "1MiB"\n')
@@ -202,6 +204,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
     """Events of the code that a command runs go to standard error: a program reads its JSON."""
     aws = tmp_path / "aws"

@@ -111,6 +111,7 @@ def test_what_the_full_example_has_commented_out_is_valid_too(tmp_path: Path) ->
     assert settings.slots[0].consistency == "immutable"
 
 
+@pytest.mark.slow
 def test_the_tests_that_security_names_exist() -> None:
     """A class of faults without a test is one that comes back."""
     text = (DOCS / "security.md").read_text(encoding="utf-8")

@@ -61,7 +61,8 @@ def _texts(parser: ClientParser, least: int, most: int) -> st.SearchStrategy[byt
     return st.lists(st.sampled_from(parser.words), min_size=least, max_size=most).map(b"".join)
 
 
-@pytest.mark.parametrize("name", rest_is_slow(PIECEWISE, *list(PIECEWISE)[::4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIECEWISE)
 async def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
     """Whatever is read as it arrives, in the smallest pieces."""
     reader = PIECEWISE[name]
@@ -143,6 +144,7 @@ def named_patterns(name: str) -> dict[str, re.Pattern[str] | re.Pattern[bytes]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_pattern_looks_at_a_text_again_and_again() -> None:
     """Neither from within a match, nor from one place after the other."""
     looked_at = 0
@@ -173,6 +175,7 @@ _BOUNDED = {("gateway.core.checkpoint_patterns", "_sought"), ("gateway.writeback
 """Make expressions of settings, for keys of 1,024 bytes: what that costs at most is tested beside them."""
 
 
+@pytest.mark.slow
 def test_every_pattern_has_a_name_by_which_it_is_looked_at() -> None:
     """None is made within a function, where the test above does not see it."""
     for name in modules():
@@ -229,13 +232,14 @@ def namespaces_in_place(data: bytes) -> None:
         return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parse", "begin", "unit", "end"),
     [
         (every_pair, b"", b"a", b""),
-        pytest.param(joined_again_and_again, b"", b"a,", b"", marks=pytest.mark.slow),
-        pytest.param(looked_up_in_a_list, b"", b"a,", b"", marks=pytest.mark.slow),
-        pytest.param(put_together_from_one_value, b"", b",a", b"", marks=pytest.mark.slow),
+        (joined_again_and_again, b"", b"a,", b""),
+        (looked_up_in_a_list, b"", b"a,", b""),
+        (put_together_from_one_value, b"", b",a", b""),
         (old_etags, b"", b" ", b'"y"z'),
         (namespaces_in_place, b"<D xmlns:a='" + b"u" * 100, b"' a:b%d='", b"'/>"),
     ],

@@ -88,6 +88,7 @@ def test_the_defaults_leave_secrets_to_their_owner() -> None:
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
 
 
+@pytest.mark.slow
 def test_the_drain_ends_before_the_pod_is_killed() -> None:
     """Whatever both times are; without a drain the pod waits for the requests in flight alone."""
     pod = objects("--set", "drain.timeoutSeconds=3600,shutdownGraceSeconds=60")["DaemonSet"]["spec"]["template"]["spec"]
@@ -109,6 +110,7 @@ def test_the_network_policy_opens_what_is_served_and_the_way_out() -> None:
     assert "NetworkPolicy" not in objects("--set", "networkPolicy.enabled=false")
 
 
+@pytest.mark.slow
 def test_a_cluster_opens_the_peer_port_for_its_own_pods_only(tmp_path: Path) -> None:
     """They find each other by a name that has all of them, ready or not; Forebay takes the settings as they are."""
     arguments = ("--set", "cluster.enabled=true,ports.peer=9102")

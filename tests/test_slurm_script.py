@@ -118,6 +118,7 @@ def test_a_job_that_slurm_ends_saves_its_last_checkpoint(tmp_path: Path, origin:
     assert list((tmp_path / "nvme").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_gateway_that_cannot_start_ends_the_job_at_once(tmp_path: Path, origin: StrictOrigin) -> None:
     """With what it says; nothing is trained."""
     with batch(tmp_path, origin, waits=True, more={"FOREBAY_SERVER__WORKERS": "none"}) as job:

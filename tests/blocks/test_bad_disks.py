@@ -287,6 +287,7 @@ def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list
         asyncio.run(scenario(disk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 17])
 def test_one_full_disk_costs_the_same_however_many_processes_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
@@ -328,6 +329,7 @@ def test_one_full_disk_costs_the_same_however_many_processes_there_are(
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_gets_back_half_at_most_however_often_it_is_tried(tmp_path: Path) -> None:
     """Somebody else takes whatever is given back: then the cache is left as it is."""
     clock = TestClock()
@@ -341,6 +343,7 @@ def test_a_disk_that_stays_full_gets_back_half_at_most_however_often_it_is_tried
     opened.close()
 
 
+@pytest.mark.slow
 def test_there_is_room_again_and_the_cache_grows_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By half of what is free, as somebody else may want some; not while it has just been full, and the later the more
     often it was: a quota, say, that the file system does not know of."""

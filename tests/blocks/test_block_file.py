@@ -434,6 +434,7 @@ class PagesComeAndGo(RuleBasedStateMachine):
                     assert os.pread(self.file.descriptor, count, offset) == self.truth[offset : offset + count]
 
 
+@pytest.mark.slow
 def test_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1.4 Whatever is intact is what was written, in generated histories in which the file's times stand still."""
     monkeypatch.setattr(block_file, "fingerprint", lambda _: UNCHANGED)

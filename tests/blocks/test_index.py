@@ -293,6 +293,7 @@ def counted(opened: OpenDirectory) -> int:
     return usage.used_bytes + usage.reserved_bytes + usage.pending_unlink_bytes
 
 
+@pytest.mark.slow
 def test_what_cannot_be_unlinked_stays_counted_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is filled beside it the capacity holds, also after a restart; once it can be removed, it is."""
     directory = tmp_path / "c"
@@ -368,6 +369,7 @@ def held(opened: OpenDirectory, prefix: str) -> int:
     return sum(opened.blocks.index.present([small.block.id for small in small_blocks(prefix, BLOCKS)]))
 
 
+@pytest.mark.slow
 def test_an_index_at_its_limit_evicts_as_for_lack_of_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny blocks, a small map, room on the disk: what came last is there, round after round."""
     monkeypatch.setattr(index_module, "MAP_BYTES", MAP_BYTES)
@@ -384,6 +386,7 @@ def test_an_index_at_its_limit_evicts_as_for_lack_of_room(tmp_path: Path, monkey
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_map_that_is_full_all_the_same_is_recovered_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MDB_MAP_FULL where blocks are entered: others go, these are kept, and what is counted is what is there."""
     monkeypatch.setattr(index_module, "SHED_FROM", 0.0)
@@ -447,6 +450,7 @@ def test_a_failed_append_leaves_its_segment_closed(tmp_path: Path, monkeypatch: 
     opened.close()
 
 
+@pytest.mark.slow
 def test_the_limit_holds_for_each_slot_by_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that brings block after block makes room by itself: one with few blocks keeps them."""
     monkeypatch.setattr(index_module, "MAP_BYTES", MAP_BYTES)

@@ -142,6 +142,7 @@ def test_processes_that_begin_at_the_same_moment_agree_on_one_leader(workers: Wo
     assert sorted(asked) == sorted(version.key.key for version in versions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small_object_bytes_max", [0, BLOCK])
 def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers, small_object_bytes_max: int) -> None:
     """A job of the background process fetches a block, here; a worker's reader waits for it, leaves, and comes back."""
@@ -247,6 +248,7 @@ def test_a_killed_leader_is_succeeded(workers: Workers, round_number: int) -> No
     workers.check_left_in_order()
 
 
+@pytest.mark.slow
 def test_leaders_killed_one_after_the_other_are_each_succeeded(workers: Workers) -> None:
     """As long as one process that waits lives, its readers get their bytes."""
     version = workers.stored("a", 3)
@@ -292,6 +294,7 @@ def test_readers_that_leave_harm_nobody(workers: Workers, leaver: int) -> None:
     assert len(workers.ranges()) == 1
 
 
+@pytest.mark.slow
 def test_a_failed_leader_does_not_fail_its_followers(workers: Workers) -> None:
     """What the origin says against the leader's request is not taken for its word on a follower's: that one asks."""
     version = workers.stored("a", 1)
@@ -323,6 +326,7 @@ def test_bytes_that_are_not_what_the_leader_wrote_reach_no_follower(workers: Wor
     assert [first for first, _ in workers.ranges()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_longer_than_what_was_written_is_not_believed(workers: Workers) -> None:
     """A follower in the middle of a block goes on from the origin where the file proves wrong."""
     version = workers.stored("a", 1)
@@ -468,6 +472,7 @@ async def test_what_lay_in_a_file_that_somebody_else_writes_to_does_not_count_as
         file.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(0, BLOCK), max_size=6))
 def test_the_file_holds_what_was_given(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:

@@ -70,6 +70,7 @@ def test_blocks_of_one_bucket_at_two_homes_are_not_one() -> None:
     assert layout.block_at(other, 0, 64 * 1024).id != moved.id
 
 
+@pytest.mark.slow
 @given(blocks(), st.data())
 @settings(max_examples=300)
 def test_no_bit_of_a_header_can_be_wrong_unseen(block: Block, data: st.DataObject) -> None:

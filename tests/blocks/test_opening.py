@@ -136,6 +136,7 @@ async def test_an_index_that_its_disk_has_cut_short_is_rebuilt(tmp_path: Path) -
     await assert_warm(directory, origin, version)
 
 
+@pytest.mark.slow
 async def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None:
     """From the first moment every read is right; a block fetched again meanwhile is there once; the capacity holds."""
     origin = make_origin()
@@ -311,6 +312,7 @@ def test_only_the_owner_can_read_the_directory(tmp_path: Path) -> None:
         os.umask(previous)
 
 
+@pytest.mark.slow
 async def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Path) -> None:
     """Blocks beyond the new capacity are gone before anything is served; the ones used last stay."""
     origin = make_origin()

@@ -129,6 +129,7 @@ async def test_pins_of_this_node_are_none_over_the_cluster(tmp_path: Path) -> No
         assert await cache.unpin(PINNED)
 
 
+@pytest.mark.slow
 async def test_what_is_unpinned_is_evicted_again(tmp_path: Path) -> None:
     """Many files in many steps; what another pin holds stays."""
     origin = make_origin()

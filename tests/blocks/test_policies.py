@@ -110,6 +110,7 @@ def test_a_scan_between_epochs_costs_nothing(scanned: int) -> None:
     assert min(epochs(simulation, blocks, 2, seed=2)) >= GOOD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.7, 1.0])
 def test_popularity_serves_no_worse_than_lru(exponent: float) -> None:
     """`epoch` is the default: traffic without epochs, which then shifts to other keys, must not suffer from it."""
@@ -154,6 +155,7 @@ def test_books_are_exact(
         assert simulation.book.state == type(state).unpack(state.pack())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(st.integers(100, 600), st.floats(1.5, 5.0), st.integers(0, 2**32))
 def test_epochs_hit_by_what_fits(capacity: int, times: float, seed: int) -> None:
@@ -171,6 +173,7 @@ def test_hits_may_be_told_of_late(told_after: int) -> None:
     assert min(epochs(simulation, data_set("b", FITTING_HALF), 4, seed=2)[2:]) >= GOOD
 
 
+@pytest.mark.slow
 def test_a_few_blocks_read_all_the_time_do_not_keep_the_old_alive() -> None:
     """An index, beside the epochs: it comes back all the time, and the data set that was given up does not."""
     simulation, generator = SlotSimulation(Eviction.EPOCH, 1000, workers=4), random.Random(7)
@@ -311,7 +314,8 @@ class Team:
         return [process.stdout.readline().strip() for process in self._processes if process.stdout is not None]
 
 
-@pytest.mark.parametrize("small_object_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("small_object_bytes_max", [0, SMALL])
 def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, small_object_bytes_max: int) -> None:
     """Two processes, one index: from the second epoch on, and by the third for another data set; a restart between."""
     count = 256
@@ -324,6 +328,7 @@ def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, small
     assert found[0] == found[3] == 0.0
 
 
+@pytest.mark.slow
 async def test_epochs_hit_by_half_however_seldom_uses_are_flushed(tmp_path: Path) -> None:
     """What evicts enters the uses noted before it: another data set is in by its third epoch, flushes however late."""
     origin, found = make_origin(), []
@@ -341,6 +346,7 @@ async def test_epochs_hit_by_half_however_seldom_uses_are_flushed(tmp_path: Path
     assert min(found[1], found[2], found[5]) >= 0.45, found
 
 
+@pytest.mark.slow
 async def test_each_slot_follows_its_own_policy(tmp_path: Path) -> None:
     """The same reads, in order, in two slots that take half of the room each: lru never hits, epoch by half."""
     origin = make_origin()
@@ -490,6 +496,7 @@ def test_what_is_used_meanwhile_has_its_turn_the_next_time(tmp_path: Path, monke
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 async def test_the_books_of_the_queues_are_exact_after_everything(tmp_path: Path) -> None:
     """What the index counts in each queue is what its files take, packed or not, whatever was read and deleted."""
     origin, generator = make_origin(), random.Random(4)

@@ -71,6 +71,7 @@ def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     asyncio.run(check(tmp_path / "c"))
 
 
+@pytest.mark.slow
 async def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
     """A block that one worker has filled is a hit in every other."""
     assert ending(start(tmp_path / "c", 3, SEED)) == "done 0"
@@ -114,7 +115,8 @@ async def test_a_warm_up_waits_for_a_first_read_of_the_only_worker(tmp_path: Pat
             worker.close()
 
 
-@pytest.mark.parametrize("round_number", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("round_number", [0, 1])
 def test_a_killed_process_leaves_no_wrong_byte_and_no_leak(tmp_path: Path, round_number: int) -> None:
     """SIGKILL at a random step, a neighbour at work: the bytes are right, the accounts exact, nothing is left over."""
     rng = random.Random(SEED + round_number)

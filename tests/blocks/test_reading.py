@@ -79,6 +79,7 @@ async def test_a_partly_cached_range_fetches_only_what_is_missing(tmp_path: Path
         assert asked == sorted(f"bytes={n * BLOCK}-{(n + 1) * BLOCK - 1}" for n in (0, 1, 2))
 
 
+@pytest.mark.slow
 @given(data=st.data(), size=st.integers(1, 5 * BLOCK))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_range_gives_exactly_its_bytes(

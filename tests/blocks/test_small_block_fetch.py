@@ -264,6 +264,7 @@ async def test_a_reader_joins_while_the_bytes_come_and_while_they_are_written(tm
         assert origin.count() == 1
 
 
+@pytest.mark.slow
 async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that stands still stops the fetching before the memory is full, and then all goes on."""
     standing, go = threading.Event(), threading.Event()

@@ -38,6 +38,7 @@ def test_warming_more_than_fits_is_a_failure(gateway: GatewayProcess, more: tupl
     assert result.stderr.startswith("forebay: the cache has no room for all of s3://bucket/large/: it has ")
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_no_object_is_a_failure_unless_allowed(gateway: GatewayProcess) -> None:
     """It takes no name either."""
     result = run(gateway, "snapshot", "create", "v1", "s3://bucket/typo/")
@@ -46,6 +47,7 @@ def test_a_snapshot_of_no_object_is_a_failure_unless_allowed(gateway: GatewayPro
     assert run(gateway, "snapshot", "create", "v1", "s3://bucket/typo/", "--allow-empty").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_pin_of_no_object_leaves_no_pin(gateway: GatewayProcess) -> None:
     """The right prefix is not refused for it."""
     result = run(gateway, "pin", "s3://bucket/large/typo/", "--wait")

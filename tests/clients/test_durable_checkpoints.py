@@ -38,6 +38,7 @@ def flush_other_node(saved: Saving, step: str) -> None:
     saved.direct.put_object(Bucket=BUCKET, Key=f"{step}/model-00002-of-00002.safetensors", Body=b"theirs" * 1000)
 
 
+@pytest.mark.slow
 def test_the_example_waits_until_all_of_a_checkpoint_is_at_the_bucket(saved: Saving) -> None:
     """As a function, in a training job."""
     manifest = save(saved, "step-1")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools.cluster_model import Storm, grown, placed, restarted, table
 
 
+@pytest.mark.slow
 def test_a_small_cluster_keeps_to_the_bounds_of_a_large_one() -> None:
     """All but the time that choosing takes: it depends on the machine."""
     found = [*placed(20, 20_000, 2), *grown(4_000), *restarted(20, 4_000)]

@@ -44,6 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield running
 
 
+@pytest.mark.slow
 def test_12_1_each_byte_comes_from_the_bucket_once(cluster: Nodes) -> None:
     for number in range(ATTEMPTS_MAX):
         keys = cluster.store(f"data/epoch{number}-", SIZES * 2)
@@ -96,6 +97,7 @@ def test_12_3_the_bucket_is_asked_about_each_object_once(cluster: Nodes) -> None
     assert cluster.asked(asked)[0] <= 1.05 * len(keys)
 
 
+@pytest.mark.slow
 def test_12_3_no_node_tells_what_is_older_than_the_slot_allows(cluster: Nodes) -> None:
     """Wherever it comes from. A request that is sent later than that after a change sees the change."""
     keys = cluster.store("aging/k", [1000] * 6)
@@ -149,6 +151,7 @@ def test_12_4_a_write_is_seen_at_once_where_it_passes_and_by_all_who_ask_the_buc
     assert cluster[0].request("GET", "written/put").content in (b"before", *contents)
 
 
+@pytest.mark.slow
 def test_5_5_a_pin_over_the_cluster_holds_the_data_once(cluster: Nodes) -> None:
     """Each node what it owns; copies are not pinned."""
     keys, prefix = cluster.store("data/pinned/k", [300_000, 2 * BLOCK] * 6), f"s3://{BUCKET}/data/pinned/"
@@ -198,6 +201,7 @@ def test_12_12_each_port_refuses_the_others_keys(cluster: Nodes) -> None:
     assert node.signed("GET", key, {}, sign_key=("forebay-train", SECRET)).status_code == 403
 
 
+@pytest.mark.slow
 def test_12_2_no_node_asks_one_that_has_the_bucket_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     """8.7: each node gives the bytes of its own home."""
     with StrictOrigin() as other:

@@ -22,6 +22,7 @@ TAKEN_FOR_DEAD_MAX = 0.1
 take each other for dead."""
 
 
+@pytest.mark.slow
 def test_12_5_a_node_that_dies_fails_no_read(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, [PASSING]) as cluster:
         keys = cluster.store("k", [300_000, 2 * BLOCK] * 6)
@@ -33,6 +34,7 @@ def test_12_5_a_node_that_dies_fails_no_read(tmp_path: Path) -> None:
         cluster.epoch(fresh, [0, 1])
 
 
+@pytest.mark.slow
 def test_12_5_a_node_that_hangs_fails_no_read_and_is_asked_again_when_it_answers(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, [PASSING]) as cluster:
         keys = cluster.store("k", [300_000, 2 * BLOCK] * 6)
@@ -45,6 +47,7 @@ def test_12_5_a_node_that_hangs_fails_no_read_and_is_asked_again_when_it_answers
             cluster.wait_until(lambda: cluster[2].metric(SENT) > before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="others are refused there: a mistake, not a disk that fails")
 def test_12_5_a_node_without_its_directory_owns_nothing_and_serves_its_clients(tmp_path: Path) -> None:
     """Its directory cannot be made: the node says so, and the others ask it for nothing."""
@@ -85,6 +88,7 @@ def test_12_6_what_nodes_have_stays_theirs_when_others_come(tmp_path: Path) -> N
         assert cluster.grown(keys).size_bytes <= TAKEN_FOR_DEAD_MAX * cluster.size_bytes(keys)
 
 
+@pytest.mark.slow
 def test_12_6_a_weight_that_is_changed_while_nodes_read_moves_blocks_at_once(tmp_path: Path) -> None:
     """On a reload of its node, on all nodes, and no read fails for it."""
     with nodes(tmp_path, 2, cluster={"weight": 1}) as cluster:

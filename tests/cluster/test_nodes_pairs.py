@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.with_redis import PREFIXES, writing
 from tests.support.cluster_load import Report, Task, load
 from tests.support.memory_origin.faults import Answer, Call, Delay, Unreachable
@@ -44,6 +46,7 @@ def check(report: Report) -> None:
     assert not report.wrong, "\n".join(report.wrong)
 
 
+@pytest.mark.slow
 def test_12_4_a_write_is_seen_on_the_other_nodes_at_once(tmp_path: Path, redis: RedisServer) -> None:
     """By GET, HEAD and LIST; also while the bucket fails now and then: then a node may refuse, and never be stale."""
     done = set(Path(RECORD).read_text().split()) if RECORD and Path(RECORD).exists() else set()

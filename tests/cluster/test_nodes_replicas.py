@@ -54,6 +54,7 @@ def sent_bytes(near: StrictOrigin) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_14_1_each_byte_comes_from_the_replica_once(cluster: Nodes, near: StrictOrigin) -> None:
     """14.1 And none from the source, which is asked about each object once by the whole cluster."""
     for number in range(ATTEMPTS_MAX):

@@ -52,6 +52,7 @@ def check(cluster: Nodes, reader: int, key: str, content: bytes | None, etag: st
     assert how == "HEAD" or answer.content == content, where
 
 
+@pytest.mark.slow
 def test_a_write_on_one_node_is_seen_on_all(tmp_path: Path, redis: RedisServer) -> None:
     """12.4 GET, HEAD and LIST, of slots that remember, and of what is pending."""
     seed = random.randrange(2**32)
@@ -94,6 +95,7 @@ def test_an_upload_goes_on_at_any_node(tmp_path: Path, redis: RedisServer) -> No
             assert cluster[reader].request("GET", "back/large").content == b"".join(bodies)
 
 
+@pytest.mark.slow
 def test_another_node_says_why_an_upload_goes_through(tmp_path: Path, redis: RedisServer) -> None:
     """9.1 In the answer and in an error, as the node that has the upload would say it to its own client."""
     with writing(tmp_path, redis.url, 2) as cluster:

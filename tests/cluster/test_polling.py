@@ -138,6 +138,7 @@ async def test_a_process_that_takes_over_keeps_what_the_one_before_it_had_found_
         assert read_view(node.file)[1] == [gone]
 
 
+@pytest.mark.slow
 async def test_a_large_cluster_is_asked_at_a_bounded_rate(tmp_path: Path) -> None:
     """A thousand members are asked once in 50 seconds."""
     others = [f"10.1.{number // 250}.{number % 250}:9002" for number in range(999)]

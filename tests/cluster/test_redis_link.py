@@ -169,6 +169,7 @@ async def test_an_answer_that_is_cut_is_none_and_the_next_connection_begins_anew
         assert await stamp(link) == before + 2, "what was asked in vain was carried out all the same"
 
 
+@pytest.mark.slow
 async def test_a_server_that_wants_a_password_gets_it_and_nobody_reads_it(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--requirepass", "right-password") as server:
         for password, word in (("wrong-password", "invalid"), (None, "required")):

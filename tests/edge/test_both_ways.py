@@ -198,6 +198,7 @@ async def history(directory: Path, steps: int, seed: int, *, encrypted: bool = F
     return both.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
 def test_both_ways_say_the_same(tmp_path: Path, encrypted: bool) -> None:
     """Whatever is asked, and whatever happens in between; and the short way is used."""

@@ -172,6 +172,7 @@ async def test_a_client_that_takes_nothing_is_dropped(kind: str, large: Path) ->
         await port.connections(0)
 
 
+@pytest.mark.slow
 async def test_a_slow_client_is_not_a_stalled_one(large: Path) -> None:
     """Whoever takes a little within every timeout gets the whole file."""
     clock = ManualClock()

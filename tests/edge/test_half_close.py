@@ -17,7 +17,6 @@ from tests.edge.apps import read_body, respond
 from tests.edge.test_tls import authority, tls, trusting  # noqa: F401 - fixtures
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import request, serving, talking
 
 
@@ -123,8 +122,9 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("encrypted", rest_is_slow([False, True], False))
-@pytest.mark.parametrize("name", rest_is_slow(UNREAD, "part of a body"))
+@pytest.mark.slow
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("name", UNREAD)
 async def test_who_leaves_is_noticed_where_nothing_is_read(
     name: str,
     encrypted: bool,

@@ -7,6 +7,8 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from forebay import local as client
 from forebay import wire
 from forebay.s3_get import Credentials
@@ -68,6 +70,7 @@ async def test_a_read_comes_from_files_once_it_is_cached(tmp_path: Path) -> None
         assert reader.http_reads == before
 
 
+@pytest.mark.slow
 async def test_more_than_one_question_holds_is_asked_in_several(tmp_path: Path) -> None:
     """64 reads a question, and as many descriptors as one answer carries: all is read all the same."""
     async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:

@@ -406,6 +406,7 @@ def recorded_batches(seed: int) -> dict[int, Counter[str]]:
     return {said["batch"]: Counter(said["seen"]) for said in map(json.loads, lines) if said["seed"] == seed}
 
 
+@pytest.mark.slow
 def test_nothing_is_taken_for_what_it_is_not() -> None:
     done = recorded_batches(SEED)
     for number, count in batches(SEED, MUTATIONS):

@@ -566,6 +566,7 @@ async def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
     assert set(found) == {None}
 
 
+@pytest.mark.slow
 async def test_one_that_is_not_kept_is_answered_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set that is larger than what is kept: each is prepared when it is asked for, most of those kept stay."""
     monkeypatch.setattr(prepared, "_OBJECTS_MAX", 10)

@@ -89,6 +89,7 @@ def slot_of(both: Pair, key: str) -> str:
     return both.gateway.app.services.slots.find("bucket", key).name
 
 
+@pytest.mark.slow
 async def test_both_ways_answer_alike_whatever_the_origin_says(tmp_path: Path) -> None:
     """Rights that come and go, and time that passes: never an answer that the whole way would not give."""
     rng = random.Random(1)

@@ -56,6 +56,7 @@ def prepared(operation: str = "GetObject") -> float:
     return PREPARED_REQUESTS.value(operation, "data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["ttl", "immutable"])
 async def test_12_4_a_prepared_read_sees_what_other_nodes_have_written(tmp_path: Path, consistency: str) -> None:
     """12.4 Pending there, just flushed, and deleted; while nothing changes, what was prepared answers."""

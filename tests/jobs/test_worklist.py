@@ -73,6 +73,7 @@ def test_zeros_end_a_list(tmp_path: Path) -> None:
 KEYS = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @given(st.lists(KEYS, max_size=20), st.lists(st.integers(1, 9), max_size=30), st.booleans(), st.booleans())
 def test_pieces_may_be_cut_anywhere(keys: list[str], cuts: list[int], crlf: bool, ends: bool) -> None:
     """Line feeds or CRLF, with or without one at the end, in pieces of any size."""

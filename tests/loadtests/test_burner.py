@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from loadtests.harness.burner import Burner, Fuel
 from loadtests.harness.bursts import Bursts
 from loadtests.harness.sink import SinkOrigin
@@ -14,6 +16,7 @@ def wait_for_cpu(burner: Burner, more: float, before: float) -> None:
     eventually(lambda: burner.cpu_seconds() - before >= more)
 
 
+@pytest.mark.slow
 def test_it_uses_what_it_is_told_to() -> None:
     """And no more, whoever asks; nobody waits for it."""
     with Burner() as burner, Fuel(burner.address) as one, Fuel(burner.address) as other:
@@ -26,6 +29,7 @@ def test_it_uses_what_it_is_told_to() -> None:
         assert burner.cpu_seconds() - before < 0.75
 
 
+@pytest.mark.slow
 def test_it_goes_on_steadily_until_it_is_left() -> None:
     """At a part of each second."""
     with Burner() as burner:
@@ -40,6 +44,7 @@ def test_it_goes_on_steadily_until_it_is_left() -> None:
         assert burner.cpu_seconds() - after < 0.05
 
 
+@pytest.mark.slow
 def test_bursts_write_at_a_rate_and_burn_for_each_object() -> None:
     """All clients at the same moment, once in a period; with what they are told to burn for each."""
     with SinkOrigin() as sink, Burner() as burner:

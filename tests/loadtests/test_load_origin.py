@@ -108,6 +108,7 @@ def test_pace_is_per_connection_and_rate_for_all_of_them(origin: LoadOrigin) -> 
     assert time.perf_counter() - started >= 0.19
 
 
+@pytest.mark.slow
 def test_a_trainer_reads_each_record_once_and_starves_at_a_slow_origin(origin: LoadOrigin) -> None:
     """Utilisation is near 1 where data waits for compute, and low where compute waits for data."""
     job = Model("small", SMALL.size_bytes, 2, 0.02, SMALL.count)

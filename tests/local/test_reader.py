@@ -52,6 +52,7 @@ def files_of(gateway: GatewayApp) -> list[Path]:
     return [one for one in gateway.blocks._directory.store._data.rglob("*") if one.is_file()]
 
 
+@pytest.mark.slow
 async def test_damaged_bytes_are_never_given(tmp_path: Path) -> None:
     """15.3 Whatever byte of a block changes on disk: the reader refuses it, the gateway drops the block, and the bytes
     come by HTTP; then from files again."""
@@ -132,6 +133,7 @@ async def test_few_descriptors_are_enough(tmp_path: Path) -> None:
             assert len(reader._link.files) == 2
 
 
+@pytest.mark.slow
 async def test_threads_share_a_reader(tmp_path: Path) -> None:
     """All of them get right bytes, while files are evicted and let go under them."""
     async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as local:
@@ -266,6 +268,7 @@ async def test_a_reader_can_be_pickled(tmp_path: Path) -> None:
         assert copy.local_reads == 3
 
 
+@pytest.mark.slow
 async def test_without_a_gateway_it_says_so_once_and_reads_by_http(tmp_path: Path) -> None:
     """And finds the gateway when it is there again."""
     async with gateway_app(tmp_path, slots=[FIXED]) as gateway, local_gateway(gateway) as first:

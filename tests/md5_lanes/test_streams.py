@@ -80,6 +80,7 @@ def hashed(md5s: Implementation, data: bytes, piece_bytes: int) -> bytes:
     return md5.digest()
 
 
+@pytest.mark.slow
 def test_what_can_be_built_is_used(built: Implementation) -> None:
     """Where there is a compiler and the processor has AVX2, eight streams are hashed at once."""
     processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -124,6 +125,7 @@ STREAMS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams=STREAMS)
 def test_any_streams_at_once(built: Implementation, streams: list[tuple[int, list[int]]]) -> None:
@@ -142,6 +144,7 @@ def test_any_streams_at_once(built: Implementation, streams: list[tuple[int, lis
         assert digest == expected(NOISE[offset : offset + sum(lengths)])
 
 
+@pytest.mark.slow
 def test_many_threads_for_long(built: Implementation) -> None:
     """Forty threads, five times the lanes, come and go with streams of their own lengths and pieces: nobody is
     forgotten, nobody is given what is another's."""

@@ -118,6 +118,7 @@ def test_a_stopped_process_holds_up_no_change(tmp_path: Path) -> None:
             os.waitpid(holder, 0)
 
 
+@pytest.mark.slow
 def test_a_write_voids_next_to_nothing_else(tmp_path: Path) -> None:
     """Of 200,000 keys that were not written, none is void after 1,000 writes of others. (One cell each: 95.)"""
     with opened(tmp_path / "epochs") as epochs:

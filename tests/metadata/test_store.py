@@ -188,6 +188,7 @@ def test_an_object_that_lost_its_extra_headers_has_them_no_more(tmp_path: Path) 
         assert catalog.store.lookup(ObjectKey("b", "big")) is None
 
 
+@pytest.mark.slow
 def test_the_catalog_keeps_to_its_size(tmp_path: Path) -> None:
     """Whoever asks for ever new keys makes it forget others, not grow."""
     with opened(tmp_path / "c", size_bytes_max=2**20) as catalog:

@@ -169,6 +169,7 @@ def a_book() -> Iterator[JournalTransaction]:
         connection.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SLOTS, model.KEYS, model.KEYS, WRITES, WANTED, st.lists(st.booleans(), max_size=120))
 @example({"a/b": True}, {"a/c"}, set(), {}, ListRequest(b"", b"/"), [])
@@ -202,6 +203,7 @@ def test_every_page_is_as_if_all_lay_in_one_bucket(
         assert world.union() == union
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(SLOTS, model.KEY.map(str.encode))
 def test_every_place_belongs_to_the_part_of_its_slot(prefixes: dict[str, bool], name: bytes) -> None:
@@ -262,6 +264,7 @@ def test_a_full_page_asks_the_origin_once() -> None:
         assert world.origin.count() == 1
 
 
+@pytest.mark.slow
 def test_common_prefixes_are_skipped_and_not_read() -> None:
     """Thousands of pending keys below a common prefix cost as much as one."""
     with a_book() as tx:
@@ -288,6 +291,7 @@ def test_common_prefixes_are_skipped_and_not_read() -> None:
         assert sum(unpacked) < 200
 
 
+@pytest.mark.slow
 def test_nothing_outside_of_the_range_is_read() -> None:
     """An empty range in front of many keys is answered without stepping over them."""
     connection = sqlite3.connect(":memory:", isolation_level=None)

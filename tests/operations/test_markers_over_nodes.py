@@ -328,6 +328,7 @@ def first_seed() -> int:
     return int(os.environ.get("FOREBAY_MARKERS_SEED") or random.randrange(2**32))
 
 
+@pytest.mark.slow
 async def test_markers_come_last_in_any_history(tmp_path: Path) -> None:
     first = first_seed()
     await play(tmp_path, range(first, first + 20))

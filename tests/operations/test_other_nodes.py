@@ -270,6 +270,7 @@ def test_a_node_that_keeps_no_writes_has_nothing_pending(tmp_path: Path) -> None
     run(tmp_path, test, slot=writing_slot("through"), writeback=False)
 
 
+@pytest.mark.slow
 def test_an_upload_may_be_continued_anywhere(tmp_path: Path) -> None:
     async def test(nodes: WritingNodes) -> None:
         begun = await nodes.ask(0, "POST", f"/{BUCKET}/key?uploads")

@@ -150,6 +150,7 @@ def test_a_look_that_fails_fails_for_those_who_wait_and_for_nobody_after() -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_flood_takes_no_more_memory_than_the_queue() -> None:
     """100,000 objects that a thousand callers ask for: those that find no room leave nothing behind."""
 

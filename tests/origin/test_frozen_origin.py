@@ -92,12 +92,10 @@ def _play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-@pytest.mark.parametrize(
-    "warm",
-    [pytest.param(True, id="old connection"), pytest.param(False, id="new connection", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [pytest.param(True, id="old connection"), pytest.param(False, id="new connection")])
 @pytest.mark.parametrize("request_", [REQUESTS[0], REQUESTS[2], REQUESTS[3]], ids=["read", "write", "list"])
-@pytest.mark.parametrize("way", [pytest.param("http", marks=pytest.mark.slow), "https", "https by proxy"])
+@pytest.mark.parametrize("way", ["http", "https", "https by proxy"])
 def test_a_frozen_origin_is_found_out_whatever_is_asked(
     way: str, request_: OriginRequest, warm: bool, tmp_path: Path
 ) -> None:

@@ -259,6 +259,7 @@ async def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginR
         assert len(told.requests) == 1
 
 
+@pytest.mark.slow
 async def test_no_more_than_the_share_is_sent_again() -> None:
     """However stuck everything is: 2% of all reads, and one."""
 

@@ -110,6 +110,7 @@ async def test_a_slow_answer_of_an_origin_that_lives_is_waited_for(request_: Ori
         assert not told.origin._breaker(f"127.0.0.1:{told.port}").is_open
 
 
+@pytest.mark.slow
 async def test_a_slow_operation_has_its_own_end() -> None:
     """However much the origin lives."""
 
@@ -170,6 +171,7 @@ async def test_a_body_that_trickles_is_given_up(size: int, buffer: Landing | Non
         assert 10 <= received < 50
 
 
+@pytest.mark.slow
 async def test_a_reader_that_is_slow_is_no_silence_of_the_origin() -> None:
     """The origin is held back, and its body comes whole when it is read on."""
     body = bytes(4 * 1024**2)

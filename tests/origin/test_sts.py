@@ -101,6 +101,7 @@ async def test_a_web_identity_needs_no_key_and_its_token_is_read_each_time(tmp_p
         assert sts.authorizations == ["", ""]
 
 
+@pytest.mark.slow
 def test_moto_lends_both_kinds(tmp_path: Path) -> None:
     """Another's STS than our own double."""
 

@@ -67,6 +67,7 @@ def test_what_no_ceiling_covers_has_no_limiter() -> None:
 COUNTS = st.lists(st.integers(1, 5000), max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(COUNTS, max_size=3)), st.integers(500, 20_000))
 def test_no_ceiling_lets_more_pass_than_it_says(takers: dict[str, list[list[int]]], link: int) -> None:

@@ -153,6 +153,7 @@ def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, proce
     play(alone(Limits(requests_per_second=rate)), scene, processes)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     most=st.integers(1, 5),
@@ -400,6 +401,7 @@ class Downloads:
         return excess
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["read", "write"])
 @pytest.mark.parametrize(
     ("sizes", "rate"),
@@ -409,7 +411,7 @@ class Downloads:
         ([60_000], 2e5),
         ([1_000_000], 1e7),
         ([1_000, 20_000, 300_000, 2_097_152, 1_000], 3e6),
-        pytest.param([1_000] * 300 + [2_097_152] * 100, 1e7, marks=pytest.mark.slow),
+        ([1_000] * 300 + [2_097_152] * 100, 1e7),
     ],
     ids=["90KB", "1KB", "60KB", "1MB", "mixed", "suddenly-large"],
 )

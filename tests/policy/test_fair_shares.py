@@ -234,6 +234,7 @@ def assert_bounds(steps: list[dict[str, Step]], slots: list[SlotOfLink]) -> None
             assert sum(passed.values()) >= 0.95 * LINK * (seconds - BURST_SECONDS) - slack, (first, end)
 
 
+@pytest.mark.slow
 def test_what_a_slot_leaves_is_the_others_at_once_and_is_its_own_again_when_it_comes_back() -> None:
     """Within a second, and without having saved up anything: a long time away is worth a tenth of a second."""
     slots = [SlotOfLink("a", 4), SlotOfLink("b", 1)]
@@ -257,6 +258,7 @@ def test_what_a_slot_leaves_is_the_others_at_once_and_is_its_own_again_when_it_c
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_passed_while_nobody_waited_is_not_held_against_a_slot() -> None:
     """It took from nobody."""
     slots = [SlotOfLink("a"), SlotOfLink("b")]
@@ -275,6 +277,7 @@ def test_what_passed_while_nobody_waited_is_not_held_against_a_slot() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_slot_that_had_more_by_its_guarantee_owes_a_second_at_most() -> None:
     """When the others are gone and another comes, its weight counts again."""
     slots = [SlotOfLink("a", 1, guarantee=60e6), SlotOfLink("b", 100), SlotOfLink("c", 1)]
@@ -367,6 +370,7 @@ def test_many_slots_in_many_processes(seed: int) -> None:
     assert_fair(asyncio.run(run()), rate, slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(0, 0), (0, 1)], ids=["one process", "two processes"])
 @pytest.mark.parametrize("ceiling", [None, LINK / 2], ids=["at the link", "at its own ceiling"])
 def test_the_better_pieces_of_a_slot_pass_first(processes: tuple[int, int], ceiling: float | None) -> None:

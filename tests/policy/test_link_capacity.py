@@ -137,14 +137,10 @@ async def passes_beside_a_slower_origin(
         await link.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("think_seconds", "readers", "block", "alternating_seconds"),
-    [
-        pytest.param(0.075, 8, 300_000, 0, marks=pytest.mark.slow),
-        (0.25, 8, 300_000, 0),
-        pytest.param(0.25, 2, 3_000_000, 0, marks=pytest.mark.slow),
-        pytest.param(0.25, 8, 300_000, 3, marks=pytest.mark.slow),
-    ],
+    [(0.075, 8, 300_000, 0), (0.25, 8, 300_000, 0), (0.25, 2, 3_000_000, 0), (0.25, 8, 300_000, 3)],
 )
 @in_event_loop
 async def test_an_origin_that_becomes_slower_is_not_throttled(
@@ -175,6 +171,7 @@ async def test_a_queue_is_found_behind_an_origin_that_has_become_slower() -> Non
         await keeps_its_promise(link, 2 * SETTLING_SECONDS)
 
 
+@pytest.mark.slow
 @in_event_loop
 async def test_nothing_is_held_back_before_a_queue_was_seen() -> None:
     """A link that bears more than anybody wants: each stream has what the origin gives it, from the first second on."""

@@ -54,6 +54,7 @@ def prefixes_of(count: int) -> list[Prefix]:
     return [Prefix("train", f"{number:06}/") for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["000003/x", "000003", "zzz", ""])
 def test_the_slot_of_a_key_is_found_as_fast_among_10_000_slots_as_among_10(key: str) -> None:
     """A thousand slots used to cost a hundred microseconds for every look-up."""
@@ -75,6 +76,7 @@ def test_a_credential_is_looked_at_as_fast_with_10_000_prefixes_as_with_10(key: 
     assert not many.covers("train", "010000/x")
 
 
+@pytest.mark.slow
 def test_what_lies_under_a_prefix_is_found_as_fast_among_10_000_slots_as_among_10() -> None:
     """LIST asks which slots lie under its prefix."""
     few, many = (Slots(Slot(str(prefix), prefix) for prefix in prefixes_of(count)) for count in (10, 10_000))

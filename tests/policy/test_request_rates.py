@@ -91,7 +91,8 @@ def test_without_rates_the_same_clients_are_refused_all_the_time() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("per", [pytest.param("prefix", marks=pytest.mark.slow), "bucket"])
+@pytest.mark.slow
+@pytest.mark.parametrize("per", ["prefix", "bucket"])
 def test_slots_have_of_a_rate_what_their_weights_say(per: str) -> None:
     """4 : 1, under one prefix and under two of a bucket that is limited as a whole; what one leaves is the other's."""
 
@@ -130,6 +131,7 @@ def test_prefixes_at_limits_of_their_own_have_all_of_them() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_epoch_of_small_objects_does_not_starve_a_neighbour() -> None:
     """Who wants less than its share gets all of it, and hardly waits, however many requests another slot has."""
 
@@ -172,6 +174,7 @@ def test_a_limit_that_rises_is_found_within_a_minute_and_one_that_falls_within_s
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_reads_and_writes_are_counted_apart() -> None:
     """Writes that are refused hold no read back."""
 
@@ -263,7 +266,8 @@ def test_a_rate_that_nobody_needs_is_forgotten_and_costs_nothing_then() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("is_measured_before", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_measured_before", [False, True])
 def test_a_request_that_is_refused_now_and_then_holds_nothing_back(is_measured_before: bool) -> None:
     """S3 refuses some at any rate: one in some thousands is no limit, wherever it comes, and no rate falls by it."""
     share = 0.0003
@@ -295,6 +299,7 @@ def test_a_request_that_is_refused_now_and_then_holds_nothing_back(is_measured_b
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_rate_does_not_grow_without_bound_while_nobody_waits_for_it() -> None:
     """What comes after a lull finds the rate that was known to be good, not what it might have grown to."""
 
@@ -357,6 +362,7 @@ def test_who_waits_for_too_long_is_told_and_has_taken_nothing() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_debt_that_nobody_has_made_is_forgiven() -> None:
     """Two processes change a rate in the same moment, and one has not seen what the other has: seconds later requests
     pass as if that had not been."""
@@ -425,6 +431,7 @@ def test_the_memory_of_all_rates_is_bounded(slots: int, processes: int) -> None:
     assert bytes_all <= max(MEMORY_BYTES_MAX, 2 * 8 * processes * (rows_of(slots + 1) + 64)) + 8 * processes
 
 
+@pytest.mark.slow
 def test_other_weights_go_on_with_the_rates_that_are_known() -> None:
     """When settings change while the gateway runs, nothing is refused anew, and new weights count at once."""
 

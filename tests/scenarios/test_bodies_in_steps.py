@@ -21,7 +21,6 @@ from tests.support.asgi import call, signed_headers
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import gateway_app
 from tests.support.loop_steps import longest_step
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import serving
 from tests.support.slots import Slot
 
@@ -139,7 +138,8 @@ REQUESTS: Mapping[str, Callable[[], Request]] = {
 }
 
 
-@pytest.mark.parametrize("name", rest_is_slow(REQUESTS, *list(REQUESTS)[::4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REQUESTS)
 async def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
     """Every grammar of bodies, at the largest and the finest that it may be, and beyond."""
     request = REQUESTS[name]()

@@ -234,6 +234,7 @@ async def test_a_buffered_write_is_whole_or_not_at_all(name: str, tmp_path: Path
         assert await played.ask(head) == (404 if name == "delete" else 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["head", "get", "list", "delete"])
 def test_a_crowd_that_leaves_costs_the_origin_nothing(name: str, tmp_path: Path) -> None:
     """200 clients ask and leave, four connections to the origin: whoever stays is served next."""

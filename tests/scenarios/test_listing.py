@@ -253,6 +253,7 @@ def listed_origin() -> Iterator[str | None]:
         yield origin.endpoint_url
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
     keys=st.dictionaries(KEY, CLASSES, max_size=40),

@@ -63,6 +63,7 @@ def test_the_style_of_the_address_changes_nothing(comparisons: Comparisons, case
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_the_table_has_seen_hits_and_misses(comparisons: Comparisons) -> None:
     """Warm answers came from blocks: otherwise the table would only have compared the origin with itself."""
     comparison = comparisons("strict")

@@ -15,7 +15,6 @@ from gateway.policy.slots import Prefix
 from tests.scenarios.test_leavers import Asked
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import Serving, serving
 from tests.support.slots import Slot
 
@@ -34,8 +33,9 @@ ASKED: dict[str, Callable[[int], Asked]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["strict", "ttl"])
-@pytest.mark.parametrize("name", rest_is_slow(ASKED, "small get", "large get", "list", "put"))
+@pytest.mark.parametrize("name", ASKED)
 async def test_requests_for_other_things_each_time_leave_no_objects(
     name: str, consistency: str, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def wait_until_flushed(gateway: GatewayProcess) -> None:
     assert gateway.command("flush", "--wait").returncode == 0
 
 
+@pytest.mark.slow
 def test_objects_are_written_read_from_the_cache_listed_and_deleted(service: Service, client: Any) -> None:
     """With the ETag of S3, ranges, metadata, and what somebody else overwrites."""
     data = os.urandom(3 * 1024 * 1024)
@@ -176,6 +177,7 @@ def test_an_index_answers_lists(client: Any) -> None:
     assert content(client, names[7]) == names[7].encode()
 
 
+@pytest.mark.slow
 def test_an_upload_of_parts_goes_through(service: Service, client: Any) -> None:
     parts = [os.urandom(PART_BYTES), os.urandom(PART_BYTES), b"end"]
     done = upload(client, "through/parts", parts)
@@ -187,6 +189,7 @@ def test_an_upload_of_parts_goes_through(service: Service, client: Any) -> None:
     client.abort_multipart_upload(Bucket=BUCKET, Key="through/open", UploadId=open_one)
 
 
+@pytest.mark.slow
 def test_what_is_acknowledged_here_reaches_azure(gateway: GatewayProcess, service: Service, client: Any) -> None:
     """PUTs, overwrites, deletions and uploads of parts, with the ETags that were answered."""
     client.put_object(Bucket=BUCKET, Key="back/first", Body=b"x")  # goes through: the bucket is not known yet

@@ -73,7 +73,6 @@ def keys_of(slot: str, size_bytes: int, all_bytes: int) -> list[str]:
 
 
 QUICK = {
-    ("small", in_order, "epoch"),
     ("of one block", at_random_twice, "lru"),
     ("of several blocks", side_by_side, "lru"),
 }

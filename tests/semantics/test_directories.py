@@ -89,6 +89,7 @@ def old(path: Path, data: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_13_1_a_changed_file_is_another_version(client: Any, root: Path) -> None:
     """13.1 A file that others write is read, cached once it has settled, and read anew when it has changed."""
     data = os.urandom(3_000_000)
@@ -106,6 +107,7 @@ def test_13_1_a_changed_file_is_another_version(client: Any, root: Path) -> None
     assert answer()["Body"].read() == data[::-1]
 
 
+@pytest.mark.slow
 def test_13_1_each_read_of_a_strict_slot_looks_at_the_file(gateway: GatewayProcess, client: Any, root: Path) -> None:
     """13.1 Also where the gateway answers it without a thread: each look counts as a HEAD, and a change is seen."""
     path = old(root / BUCKET / "looked" / "at", b"before")

@@ -56,6 +56,7 @@ def read(client: Any, key: str) -> bytes:
     return bytes(client.get_object(Bucket="train", Key=key)["Body"].read())
 
 
+@pytest.mark.slow
 def test_16_1_a_changed_file_is_another_version(client: Any, cluster: WebHdfsCluster) -> None:
     """16.1 A file is read once, from the cache after that, and anew when another one lies there."""
     cluster.put("/warehouse/train/shards/new", LARGE)

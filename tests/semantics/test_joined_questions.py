@@ -123,6 +123,7 @@ async def test_3_1_a_caller_that_leaves_takes_nobody_along(tmp_path: Path) -> No
         assert gateway.origin.count(Operation.HEAD_OBJECT) == 1
 
 
+@pytest.mark.slow
 async def test_3_1_gets_of_one_object_share_the_question_which_version_is_current(tmp_path: Path) -> None:
     """3.1 Reads of a cached object ask the origin each time, and together."""
     async with gateway_app(tmp_path, slots=[STRICT], allow_unsigned=True) as gateway:
@@ -135,6 +136,7 @@ async def test_3_1_gets_of_one_object_share_the_question_which_version_is_curren
         assert gateway.origin.count(Operation.HEAD_OBJECT) - before <= 2
 
 
+@pytest.mark.slow
 def test_3_1_ranks_that_ask_at_once_cost_four_calls() -> None:
     """3.1 Connections without number, LIST and HEAD of one prefix each, with an origin at a distance."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -191,6 +192,7 @@ LATE_TRUTH = [
 """What a worker asked about a key that was written comes when the key has been listed anew."""
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(STEPS)
 @example(LATE_TRUTH)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import ObjectKey
 from gateway.operations.writeback.cache_promotion import KeptCheckpoints
@@ -331,6 +333,7 @@ async def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path:
             }
 
 
+@pytest.mark.slow
 async def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tmp_path: Path) -> None:
     """11.7 It is never called kept while its bytes are not in the cache."""
     slot = slot_with(SLOTS[0], keep_last=8)

@@ -145,6 +145,7 @@ async def test_9_1_questions_about_buckets_say_so_too(tmp_path: Path) -> None:
         assert await ask(gateway, target) == missed("expired")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE, SMALL_ONLY])
 async def test_9_1_every_miss_has_a_reason_and_nothing_else_has_one(tmp_path: Path, slot: Slot) -> None:
     """9.1 Whatever is asked, written by others, evicted and waited for."""

@@ -24,7 +24,6 @@ from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Effect, Fault, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Refusal
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import Slot
 
 TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 5.0
@@ -157,6 +156,7 @@ async def test_14_2_no_fault_of_a_replica_fails_a_read(tmp_path: Path, name: str
         assert len(asked) == 3
 
 
+@pytest.mark.slow
 async def test_14_2_what_a_replica_lacks_it_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:
     """14.2 It is asked again after 10, 20, 40 seconds; at once for another version; and the source meanwhile."""
     async with region(tmp_path, TTL) as here:
@@ -300,7 +300,8 @@ async def change(here: Region, model: Model, step: str) -> None:
             assert answer.status in (200, 204)
 
 
-@pytest.mark.parametrize("slot", rest_is_slow([STRICT, TTL], TTL))
+@pytest.mark.slow
+@pytest.mark.parametrize("slot", [STRICT, TTL])
 @settings(max_examples=12, deadline=None)
 @given(STEPS)
 def test_14_1_no_lag_of_a_replica_changes_an_answer(slot: Slot, steps: list[str | float]) -> None:

@@ -58,6 +58,7 @@ async def test_3_18_a_restore_asks_the_origin_nothing(tmp_path: Path, slot: Slot
         assert client.origin.calls[asked:] == []
 
 
+@pytest.mark.slow
 async def test_3_18_a_strict_slot_asks_which_version_is_current_and_for_no_byte(tmp_path: Path) -> None:
     """3.1, 3.18 One HEAD for each GET, which ranks that ask at once share."""
     async with a_client(tmp_path, [STRICT]) as client:

@@ -478,6 +478,7 @@ async def test_3_13_a_listing_from_behind_its_prefix_is_empty(tmp_path: Path) ->
         assert len(gateway.origin.calls) == before
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model.KEYS, st.lists(QUERIES, min_size=1, max_size=6))
 def test_3_13_every_answer_to_list_is_the_origins_of_then(

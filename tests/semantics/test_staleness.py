@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ async def change(gateway: GatewayApp, model: Model, now: float, step: str) -> No
             assert answer.status in (200, 204)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(STEPS)
 def test_3_2_no_answer_is_older_than_the_slot_allows(steps: list[str | float]) -> None:

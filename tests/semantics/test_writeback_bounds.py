@@ -51,6 +51,7 @@ async def test_5_9_never_more_than_the_buffer(
         assert {name: client.origin.data("bucket", name) for name in kept} == {name: bodies[name] for name in kept}
 
 
+@pytest.mark.slow
 async def test_5_10_an_upload_larger_than_the_buffer(tmp_path: Path) -> None:
     """5.10 Its ETag is the one that the origin shows; when Complete is answered, the origin has it."""
     parts = {number: os.urandom(PART_BYTES) for number in (1, 2, 3)}

@@ -58,6 +58,7 @@ async def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_
             assert answer.headers["x-forebay-cache"] == "absorbed"
 
 
+@pytest.mark.slow
 async def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_path: Path) -> None:
     """4.8 Each is asked about once in ten seconds at most, however many writes find no room."""
     clock, slots = Later(), [slot_with(SLOTS[0], buffer_bytes=3 * PART_BYTES)]

@@ -240,6 +240,7 @@ async def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) 
         assert "back/a" not in client.origin.buckets["bucket"].objects
 
 
+@pytest.mark.slow
 async def test_4_10_parts_past_a_full_buffer_are_known_by_their_md5(tmp_path: Path) -> None:
     """4.10 5.10 The client is told MD5s of all parts, and the bucket its own ETags; UploadPartCopy is staged here."""
     slots: list[Slot] = [slot_with(LOCAL[0], buffer_bytes=PART_BYTES + 1000)]

@@ -40,14 +40,8 @@ def puts(client: Client) -> list[str | None]:
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        MARKER,
-        pytest.param("back/step-1/model.safetensors.index.json", marks=pytest.mark.slow),
-        pytest.param("back/step-1/_SUCCESS", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [MARKER, "back/step-1/model.safetensors.index.json", "back/step-1/_SUCCESS"])
 async def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str) -> None:
     """6.6 What fails under its directory holds it up; what lies elsewhere, or comes later, does not."""
     async with a_client(tmp_path) as client:
@@ -86,6 +80,7 @@ async def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) 
         assert client.origin.data("bucket", SHARD) == b"two"
 
 
+@pytest.mark.slow
 async def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
     """6.6 Readers of the marker do not find what was deleted before."""
     async with a_client(tmp_path) as client:

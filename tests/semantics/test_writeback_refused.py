@@ -168,6 +168,7 @@ async def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: in
         await client.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "outage",
     [

@@ -226,6 +226,7 @@ async def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) ->
         await client.flush()
 
 
+@pytest.mark.slow
 async def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.7 Its client is answered when all of it is there, 503 where that takes too long; so is that of a copy."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 1.0)

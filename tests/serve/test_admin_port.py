@@ -123,6 +123,7 @@ def test_what_is_no_request_is_refused_in_the_ports_own_words(settings: Any, say
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_connections_that_wait_make_room_and_idle_ones_end() -> None:
     """However many are open, a probe is answered."""
 

@@ -61,6 +61,7 @@ def lines(*paths: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for path in paths for line in path.read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 def test_each_change_and_each_refusal_is_there(tmp_path: Path) -> None:
     """And no read; no secret, and nothing of a body."""
     audit = tmp_path / "audit.jsonl"

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gateway.serve.fork_server import UNKNOWN_STATUS, Children, describe_exit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -85,6 +87,7 @@ def wait_for(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.slow
 def test_orphans_leave_no_zombie_and_who_waits_by_itself_is_left_alone() -> None:
     """Neither those that ended while a process was being made, nor hundreds at once, nor one of another session. What
     `subprocess` has started in a thread has its exit status still."""

@@ -139,6 +139,7 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
+@pytest.mark.slow
 def test_a_low_limit_is_warned_of_and_a_hopeless_one_refused() -> None:
     """The message says how to raise it."""
     low = with_limits(100, 1024)

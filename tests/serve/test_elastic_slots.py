@@ -31,6 +31,7 @@ from tests.support.strict_origin import SECRET_ACCESS_KEY
 from tests.support.waiting import eventually
 
 
+@pytest.mark.slow
 def test_a_slot_is_set_changed_and_removed(tmp_path: Path) -> None:
     """In all workers, when the answer comes; it is there after a restart; the connections of clients stay."""
     with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
@@ -130,6 +131,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "cache" / "slots.json").exists()
 
 
+@pytest.mark.slow
 def test_the_file_is_read_anew(tmp_path: Path) -> None:
     """By SIGHUP: slots and credentials. One that cannot be used, or needs a restart, changes nothing, and is told."""
     other = {"access_key_id": "other", "secret_access_key": "other-secret-01", "allow": ["s3://"]}
@@ -162,6 +164,7 @@ def test_the_file_is_read_anew(tmp_path: Path) -> None:
         newcomer.list_objects_v2(Bucket=BUCKET)
 
 
+@pytest.mark.slow
 def test_a_reload_says_what_was_taken_and_what_needs_a_restart(tmp_path: Path) -> None:
     """`forebay reload` does what SIGHUP does, waits for all processes, and names keys; refused, nothing has changed."""
     token = "0123456789abcdef"

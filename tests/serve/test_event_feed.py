@@ -67,6 +67,7 @@ def listed(client: Any) -> list[str]:
     return [one["Key"] for one in client.list_objects_v2(Bucket=BUCKET, Prefix="data/").get("Contents", ())]
 
 
+@pytest.mark.slow
 def test_3_12_an_event_from_the_queue_shows_what_others_have_changed(aws: Aws) -> None:
     """3.12 In a slot that would not look for an hour; messages are deleted, those too that are no events."""
     aws.s3.put_object(Bucket=BUCKET, Key="data/old", Body=b"old")
@@ -127,6 +128,7 @@ def test_a_canary_tells_when_events_cease_and_when_they_come_again(aws: Aws) -> 
         ] == ["forebay/.forebay/feed"]
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_not_there_is_told_and_asked_again(aws: Aws) -> None:
     aws.sqs.delete_queue(QueueUrl=aws.queue_url)
     with GatewayProcess(config_of(aws)) as gateway:

@@ -156,6 +156,7 @@ def test_what_a_slot_says_of_its_checkpoints_changes_while_it_runs(origin: Stric
         eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [False, False])
 
 
+@pytest.mark.slow
 def test_what_a_scratch_slot_leaves_is_told_as_what_it_is(origin: StrictOrigin, tmp_path: Path) -> None:
     """The slot is gone with a restart: the log, `forebay status` and the metrics say that its objects are here and not
     to be sent, and nobody says that Forebay sends them."""

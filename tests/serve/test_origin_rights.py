@@ -105,6 +105,7 @@ DENIED = {
 }
 
 
+@pytest.mark.slow
 def test_each_caller_has_its_own_rights(tmp_path: Path) -> None:
     """At the gateway as at the origin, warm or cold, on every worker."""
     with an_origin() as origin, GatewayProcess(config_of(origin, SLOT), directory=tmp_path / "cache") as gateway:

@@ -98,6 +98,7 @@ NESTED = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(KEYS), NESTED, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_set_can_be_told_and_read_again(

@@ -62,6 +62,7 @@ def replica_reads(gateway: GatewayProcess) -> dict[str, float]:
     return {one.split('"')[1]: value for one, value in found.items() if one.startswith(name) and value}
 
 
+@pytest.mark.slow
 def test_14_1_an_epoch_takes_no_byte_from_the_source(source: StrictOrigin, near: StrictOrigin) -> None:
     """14.1 Over the wire, signed for the replica with its own key, which the source never sees."""
     keys = filled(source, near)
@@ -81,6 +82,7 @@ def test_14_1_an_epoch_takes_no_byte_from_the_source(source: StrictOrigin, near:
         assert (bucket["replica"], replica["replica"], replica["state"]) == (None, 0, "well")
 
 
+@pytest.mark.slow
 def test_14_2_other_etags_make_reads_slower_and_never_wrong(source: StrictOrigin, near: StrictOrigin) -> None:
     """14.2 As after a copy with other part sizes. The metric tells."""
     keys = filled(source)
@@ -113,6 +115,7 @@ def test_doctor_and_status_compare_a_replica_with_its_source(source: StrictOrigi
             assert told in gateway.command("doctor", "--config", str(gateway.config_file)).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refuses connections", "says nothing"])
 def test_14_2_a_dead_replica_fails_no_read(source: StrictOrigin, kind: str) -> None:
     """14.2 Nor does it delay more than the first reads; /readyz stays 200, and names it."""
@@ -133,6 +136,7 @@ def test_14_2_a_dead_replica_fails_no_read(source: StrictOrigin, kind: str) -> N
             assert "s3://train/ (replica): " in ready.json()["origin_problem"]
 
 
+@pytest.mark.slow
 def test_14_2_a_replica_that_dies_in_the_middle_of_bodies_fails_no_read(
     source: StrictOrigin, near: StrictOrigin, tmp_path: Path
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_signal_that_is_told_twice_is_one(origin: GatedOrigin, background: Thr
         assert gateway.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
     """For who cannot wait: exit code 1, no process left."""
     with gated(origin, shutdown_grace="1h") as gateway:
@@ -299,6 +300,7 @@ def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert (blocks / "thesis.pdf").exists()
 
 
+@pytest.mark.slow
 def test_wrong_settings_end_the_start_with_all_of_them_named(tmp_path: Path) -> None:
     """Exit code 1, one line each, no traceback."""
     file = tmp_path / "forebay.toml"
@@ -340,6 +342,7 @@ def test_secrets_are_in_no_argument_variable_or_log() -> None:
         assert ORIGIN_KEYS[1] not in gateway.log
 
 
+@pytest.mark.slow
 def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
     """The readiness line says so, and a client that trusts the authority gets answers."""
     authority = trustme.CA()
@@ -361,6 +364,7 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
         assert gateway.directory.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_directory_of_others_stays_as_it_was(tmp_path: Path) -> None:
     """A memory disk of mode 1777 that jobs share: the gateway works in a directory of its own below, at each start."""
     given = tmp_path / "scratch"

@@ -97,6 +97,7 @@ def everything(client: Any, bucket: str, name: str) -> None:
     assert keys_of(client, bucket, f"{name}/") == [f"{name}/a"]
 
 
+@pytest.mark.slow
 def test_7_10_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, far: StrictOrigin) -> None:
     """Both refuse the other's key, and never hear of the other's bucket. Within a slot its own key signs all that names
     its keys or lists them; what is about the bucket, the bucket's."""

@@ -94,6 +94,7 @@ def test_a_child_that_is_killed_before_it_is_ready_is_started_again(tmp_path: Pa
     assert (tmp_path / f"starts-{name}").read_text() == ".."
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_each_time_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
     """With its name and how it ended; nothing is announced."""
     with supervised(tmp_path, "worker1 dies-early") as process:
@@ -146,6 +147,7 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
     assert (tmp_path / "starts-worker1").read_text() == "."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_read", [True, False], ids=["a reader that stops", "no reader"])
 def test_a_standard_output_that_takes_nothing_keeps_nobody_waiting(tmp_path: Path, is_read: bool) -> None:
     """Processes are kept, and a stop is obeyed, although the readiness line gets nowhere: `forebay serve | sleep`."""

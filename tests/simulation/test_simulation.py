@@ -85,6 +85,7 @@ def test_rules_hold_where_superseded_checkpoints_are_left_out(rule: str) -> None
     assert left_out > 0
 
 
+@pytest.mark.slow
 def test_a_seed_replays() -> None:
     """In another process, whose strings have other hashes, too."""
     script = (
@@ -137,6 +138,7 @@ def test_a_disk_that_lies_is_told_from_one_that_does_not() -> None:
     assert any(play(replace(setting, lies=True)).judge.violations for setting in honest)
 
 
+@pytest.mark.slow
 def test_a_campaign_goes_on(tmp_path: Path) -> None:
     """What the record has is not played again; half a line is nothing, and neither is a history of another kind."""
     record, like = tmp_path / "record", Setting(1, "aws", 3)

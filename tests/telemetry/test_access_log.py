@@ -83,6 +83,7 @@ async def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, m
         assert keys == [*map(str, range(2 * GATHERED_MAX)), "last"]
 
 
+@pytest.mark.slow
 async def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:
     """A million requests while nothing is written: nobody waits, and the memory has an end."""
     path = tmp_path / "a"

@@ -155,6 +155,7 @@ def test_the_greatest_requests_lose_no_line_and_are_bounded(tmp_path: Path, key:
     assert len(lines(tmp_path / "a")) == 8000
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_disk_is_bounded_and_requests_are_lost_as_a_whole(tmp_path: Path) -> None:
     """A thousand of them while nothing is written: the rest is counted, key by key."""
     audit = log(tmp_path / "a")

@@ -59,6 +59,7 @@ def count_in_a_process(directory: Path, slot: str, amount: int) -> None:
     subprocess.run([sys.executable, "-c", COUNT, str(directory), slot, str(amount)], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_processes_are_summed_and_a_restarted_one_goes_on_counting(tmp_path: Path) -> None:
     """Counters belong to the worker's place, not to its process; gauges to the living only."""
     count_in_a_process(tmp_path, "worker0", 1)
@@ -84,6 +85,7 @@ def test_the_room_of_shared_files_is_set_aside_when_they_are_made(tmp_path: Path
         assert file.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: Path) -> None:
     """Slots, credentials and classes: files, children and what the admin port tells are as large after 300 names as
     after ten, and no sum over all names has fallen."""

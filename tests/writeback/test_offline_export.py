@@ -237,6 +237,7 @@ def test_a_damaged_log_gives_what_precedes_it(tmp_path: Path) -> None:
     assert found.unnamed_files == 4 - len(out)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_makes_another_object_or_hides_one(tmp_path: Path) -> None:
     """Anywhere in journal, log and staged files: what is exported was acknowledged so, and what is missing is told of;
     but for damage to the very last commit, which cannot be told from one that was torn."""

@@ -63,6 +63,7 @@ def area(tmp_path: Path) -> Iterator[Area]:
         yield area
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_range_of_any_parts(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -73,6 +73,7 @@ async def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys
         assert lists(origin) <= 2 * EMPTY_PAGES_MAX
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(KEYS, st.integers(1, 4))
 async def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
@@ -358,6 +359,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(KEYS, STEPS)
 def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str, bytes | None] | int]) -> None:

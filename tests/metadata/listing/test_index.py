@@ -314,6 +314,7 @@ async def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: 
         assert one.keys(ListRequest(b"set/")) == NeedsLookup([b"set/b"])
 
 
+@pytest.mark.slow
 async def test_writes_to_what_was_listed_once_void_only_their_surroundings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,6 +522,7 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEP, max_size=8))
 async def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, dict[bytes, int], bool]]) -> None:
@@ -556,6 +558,7 @@ async def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, i
                 assert known == (None if place not in model.known else [place] if place in model.told else [])
 
 
+@pytest.mark.slow
 async def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
     """What has no room is not known any more, as a whole: a listing with gaps in it is none."""
     async with playing(tmp_path / "c", size_bytes_max=2**20) as one:
@@ -573,6 +576,7 @@ async def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> Non
         assert 100 < known < 250
 
 
+@pytest.mark.slow
 async def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path) -> None:
     """Its gaps go into a few transactions, and once every directory was listed, so is all above them."""
     async with playing(tmp_path / "c") as one:

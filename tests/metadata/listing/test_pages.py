@@ -27,6 +27,7 @@ def keys_of(keys: Iterable[bytes]) -> SortedKeys:
     return SortedKeys([(key, b"r") for key in sorted(keys)])
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(KEYS, WANTED)
 def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: ListRequest) -> None:
@@ -54,6 +55,7 @@ def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: ListReques
         assert model.said(found) == model.page(keys, wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(KEYS, KEYS, KEYS, WANTED)
 def test_written_keys_are_merged_before_the_page_is_cut(
@@ -75,6 +77,7 @@ def test_written_keys_are_merged_before_the_page_is_cut(
     raise AssertionError("asks for ever")
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(KEYS, WANTED.filter(lambda wanted: wanted.limit > 0))
 def test_a_page_tells_everything_about_the_parts_it_is_said_to(keys: set[bytes], wanted: ListRequest) -> None:

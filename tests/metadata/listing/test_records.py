@@ -163,6 +163,7 @@ def document(
     return f"<ListBucketResult><Name>b</Name>{more}{between.join(entries)}</ListBucketResult>".encode()
 
 
+@pytest.mark.slow
 @given(
     KEYS, DETAILS, BETWEEN, st.sampled_from(["", "next"]), st.one_of(KEY.map(str.encode), st.just(END)), st.booleans()
 )

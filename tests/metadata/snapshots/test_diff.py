@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def compared(before: Mapping[str, bytes], after: Mapping[str, bytes], count: int
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(OBJECTS, OBJECTS, st.integers(1, 5))
 def test_every_difference_is_told_once_in_order(before: dict[str, bytes], after: dict[str, bytes], count: int) -> None:

@@ -48,6 +48,7 @@ def read(*pieces: bytes) -> list[ListedEntry]:
     return found + [one for _, one in reader.end()]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(ENTRIES, st.integers(1, 300))
 def test_what_goes_out_comes_in(entries: list[ListedEntry], piece_bytes: int) -> None:

@@ -106,6 +106,7 @@ async def test_what_can_never_fit_goes_through_where_others_are_slowed_down(clie
     assert through() == {"size": 1}
 
 
+@pytest.mark.slow
 @with_a_client(slot(when_buffer_full="slow-down"))
 async def test_who_waits_gets_the_room_that_the_flush_makes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
@@ -285,6 +286,7 @@ async def test_complete_checks_parts_at_the_origin_as_others(client: Client) -> 
     assert client.origin.data("bucket", "back/m") == bodies[1]
 
 
+@pytest.mark.slow
 @with_a_client(slot(PART_BYTES))
 async def test_parts_replace_each_other_wherever_they_are(client: Client) -> None:
     """The last one acknowledged is the part, and room that is given back is room."""

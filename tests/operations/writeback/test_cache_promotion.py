@@ -16,6 +16,7 @@ from tests.support.write_back_gateway import PART_BYTES, Client, with_a_client, 
 SIZES = [PART_BYTES, PART_BYTES + CHUNK_BYTES, PART_BYTES + 12_345, 100]
 
 
+@pytest.mark.slow
 @with_a_client()
 async def test_flushed_parts_are_read_from_the_cache(client: Client) -> None:
     """Each block that lies wholly in a part; the others are fetched, and not put together with what is no part."""

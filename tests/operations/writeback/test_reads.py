@@ -78,6 +78,7 @@ async def ask_everything(client: Client, name: str) -> list[tuple[int, Mapping[s
     ]
 
 
+@pytest.mark.slow
 @with_a_client()
 async def test_pending_and_flushed_objects_answer_alike(client: Client) -> None:
     """Every header and byte, for ranges, parts, conditions, overrides and checksums."""

@@ -116,6 +116,7 @@ async def test_checksums_are_answered_kept_and_replayed(client: Client) -> None:
     assert client.origin.buckets["bucket"].object("back/k").checksums["x-amz-checksum-crc32"] == value
 
 
+@pytest.mark.slow
 @with_a_client()
 async def test_an_upload_is_absorbed_whole(client: Client) -> None:
     """Parts out of order, one sent again, one left out: the ETag answered is the one that the origin shows."""

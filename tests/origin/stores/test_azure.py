@@ -135,6 +135,7 @@ def test_a_tool_that_keeps_the_metadata_with_other_bytes_is_found_out(azure: Azu
     run(scenario)
 
 
+@pytest.mark.slow
 def test_lists_and_reads_tell_one_etag(azure: AzureBlob, run: Run) -> None:
     azure.write(BUCKET, "theirs", b"data")
 
@@ -402,6 +403,7 @@ def test_the_fate_of_a_conditional_write_whose_answer_is_lost_is_unknown(azure: 
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_body_that_fails_or_is_another_leaves_no_blob(azure: AzureBlob, run: Run) -> None:
     """Short ones, and those that are sent while they come."""
 

@@ -172,7 +172,7 @@ OPERATIONS: dict[str, tuple[Work, Work]] = {
 }
 
 
-QUICK = {("memory", "an object again", False), ("disk", "complete", False)}
+QUICK = {("memory", "an object again", False)}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ async def all_pages(origin: Origin, query: dict[str, str]) -> list[list[str]]:
             return pages
 
 
+@pytest.mark.slow
 @example(keys={"a", "a-"}, prefix="", after="", delimiter="a", limit=1, names_max=1000)
 @given(
     keys=st.sets(KEYS, max_size=12).map(without_files_that_are_directories),

@@ -74,6 +74,7 @@ async def test_each_change_of_a_file_is_another_version(nas: DirectoryOrigin) ->
     assert not any(is_md5_etag(one) or is_of_parts(one) for one in seen)
 
 
+@pytest.mark.slow
 async def test_a_file_that_has_just_changed_has_a_weak_etag(nas: DirectoryOrigin) -> None:
     """It may change once more within a tick of the clock, and keep its times: so nothing pins it until then, and a read
     that names it waits. That is no habit of the bucket: the others are read as ever."""

@@ -111,6 +111,7 @@ async def test_nothing_is_written(cluster: WebHdfsCluster, method: str) -> None:
     assert "CREATE" not in cluster.operations()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     keys=st.sets(KEYS, max_size=12).map(without_files_that_are_directories),

@@ -59,6 +59,7 @@ def quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rules_hold() -> None:
     for seed in range(SEED, SEED + HISTORIES):
@@ -67,6 +68,7 @@ def test_rules_hold() -> None:
         assert world.judge.answered["200"] > 20
 
 
+@pytest.mark.slow
 def test_a_seed_replays() -> None:
     setting = Setting(SEED, CLUSTER, 8)
     assert play_cluster(setting).said == play_cluster(setting).said

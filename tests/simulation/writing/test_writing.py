@@ -48,6 +48,7 @@ def told(world: WritingWorld) -> str:
     return "\n".join([*world.said[-60:], *(f"seed {world.seed}: {one}" for one in world.judge.violations)])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rules_hold() -> None:
     for seed in range(SEED, SEED + HISTORIES):
@@ -56,6 +57,7 @@ def test_rules_hold() -> None:
         assert world.answered["HEAD 200"] > 5
 
 
+@pytest.mark.slow
 def test_a_seed_replays() -> None:
     setting = Setting(SEED, WRITING, 15)
     assert play_writing(setting).said == play_writing(setting).said

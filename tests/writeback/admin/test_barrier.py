@@ -93,6 +93,7 @@ async def test_a_flush_says_what_manifests_wait_for(harness: AdminHarness) -> No
     assert harness.buffer.observer.failures == []
 
 
+@pytest.mark.slow
 async def test_a_manifest_that_waits_asks_little(harness: AdminHarness) -> None:
     """What was found is not asked for again, and the pauses grow to some seconds."""
     await until_it_waits(harness)

@@ -7,6 +7,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ class World:
             assert call.status != 200 or call.key is None or before in self.of_ours or (call.key, before) in self.agreed
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEP, max_size=25))
 def test_nothing_of_others_is_overwritten_unasked(steps: list[tuple[str, str, int]]) -> None:

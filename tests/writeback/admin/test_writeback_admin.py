@@ -144,6 +144,7 @@ async def test_an_upload_is_shown_with_what_the_origin_has_of_it(harness: AdminH
     assert summary.slots[0].oldest_acknowledged_at == summary.oldest_acknowledged_at == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [Unreachable(), Answer(403, "AccessDenied"), Answer(404, "NoSuchBucket")], ids=str)
 async def test_a_flush_that_waits_is_tried_at_once(harness: AdminHarness, effect: Answer | Unreachable) -> None:
     """Without letting the pause pass that its failures have led to; and only what is asked for."""

@@ -239,6 +239,7 @@ async def test_a_probe_that_was_killed_leaves_nothing_in_the_end(buffer: Buffer,
     await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
 
+@pytest.mark.slow
 async def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(buffer: Buffer) -> None:
     """Of the upload nobody can know."""
     await know(buffer)
@@ -261,6 +262,7 @@ async def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(bu
     assert list(buffer.bucket.objects) == ["k"]
 
 
+@pytest.mark.slow
 async def test_an_origin_that_was_away_at_the_probe_is_probed_again(buffer: Buffer) -> None:
     """Meanwhile writes go as where nothing is known: nothing waits for a probe."""
     await know(buffer)
@@ -355,6 +357,7 @@ async def test_a_probe_that_never_got_there_has_left_nothing(buffer: Buffer) -> 
     await buffer.until(lambda: not buffer.left())
 
 
+@pytest.mark.slow
 async def test_an_upload_of_a_probe_that_may_not_be_aborted_now_is_aborted_later(buffer: Buffer) -> None:
     """What was found out counts all the same."""
     await know(buffer)

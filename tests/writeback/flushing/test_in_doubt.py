@@ -108,6 +108,7 @@ async def test_an_upload_whose_asker_died_is_aborted(node: Node) -> None:
     assert not node.bucket.uploads
 
 
+@pytest.mark.slow
 async def test_a_bucket_that_lets_nothing_be_aborted_keeps_no_other_from_it(node: Node) -> None:
     """Its rights may come back; until then it is asked now and then."""
     upload_id = await node.ask()
@@ -143,6 +144,7 @@ async def test_one_that_has_parts_or_may_have_is_another_writers(node: Node, eff
     assert any(one["event"] == "an upload may be left at the origin" for one in logs)
 
 
+@pytest.mark.slow
 async def test_one_that_may_be_another_writers_is_left_alone_for_half_a_day(node: Node) -> None:
     """Who has just begun one has no parts yet. It keeps no buffer from another origin meanwhile."""
     await node.intend()
@@ -164,6 +166,7 @@ async def test_one_that_was_never_asked_for_is_nothing(node: Node) -> None:
     assert node.origin.count(Operation.ABORT_MULTIPART_UPLOAD) == 0
 
 
+@pytest.mark.slow
 async def test_the_origin_may_still_be_at_it(node: Node) -> None:
     """A request that was under way when its sender died may be carried out later: nothing is decided before."""
     await node.intend()
@@ -259,6 +262,7 @@ async def test_what_is_known_of_is_left_alone(node: Node) -> None:
     assert [one.id for one in node.left()] == [pending.id]
 
 
+@pytest.mark.slow
 async def test_nothing_is_decided_while_somebody_asks_for_the_same_key(node: Node) -> None:
     """What the origin lists may be the upload that a living process has just begun, and not noted yet."""
     await node.intend(worker=1)

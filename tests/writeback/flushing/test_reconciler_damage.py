@@ -193,6 +193,7 @@ async def test_one_to_be_aborted_that_cannot_be_read_keeps_no_other_from_it(buff
     assert buffer.journal.read(lambda tx: tx.turns.living([first.id])) == {first.id}
 
 
+@pytest.mark.slow
 async def test_a_question_that_cannot_be_read_keeps_no_other_from_being_found_out(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def turns(buffer: Buffer) -> list[Turn]:
     return buffer.journal.read(look)
 
 
+@pytest.mark.slow
 async def test_a_bucket_that_refuses_all_keeps_no_other_waiting(buffer: Buffer) -> None:
     """80 objects of it, and 20 of another in the same slot, of which all arrive while the clock stands still."""
     await buffer.learn()
@@ -93,6 +94,7 @@ async def test_a_bucket_that_refuses_all_keeps_no_other_waiting(buffer: Buffer) 
     assert len(buffer.left()) == 80
 
 
+@pytest.mark.slow
 async def test_what_is_refused_keeps_nothing_else_of_its_bucket_waiting(buffer: Buffer) -> None:
     """80 objects under a prefix that is refused, acknowledged before 20 that are not; and what comes once all of them
     sleep goes at once."""
@@ -165,6 +167,7 @@ async def test_somebody_who_asks_is_not_kept_waiting_by_an_origin_that_was_away(
     await buffer.at_once(lambda: len(buffer.bucket.objects) == 3)
 
 
+@pytest.mark.slow
 async def test_what_fails_while_somebody_asks_is_tried_again_soon(buffer: Buffer) -> None:
     """However often it had failed before: what was on its way then would rest for up to a minute."""
     await buffer.learn()
@@ -258,6 +261,7 @@ async def test_what_somebody_waits_for_goes_first(buffer: Buffer) -> None:
     await buffer.flushed()
 
 
+@pytest.mark.slow
 async def test_parts_that_somebody_waits_for_do_not_wait_for_those_of_large_objects(buffer: Buffer) -> None:
     """Though these have all places of the lane, and keep them."""
     await buffer.learn()
@@ -318,6 +322,7 @@ async def test_a_marker_comes_last(buffer: Buffer) -> None:
     assert arrived_before == [{*shards, "elsewhere"}]
 
 
+@pytest.mark.slow
 def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
     """However many objects are pending: the first look, one that finds all places taken, and one with a place."""
     steps: dict[int, list[int]] = {}
@@ -455,6 +460,7 @@ async def test_keys_that_hang_keep_no_others_waiting(buffer: Buffer) -> None:
     await buffer.flushed()
 
 
+@pytest.mark.slow
 async def test_no_more_hang_than_may(buffer: Buffer) -> None:
     """However many do, a bound of them is on its way."""
     await buffer.learn()

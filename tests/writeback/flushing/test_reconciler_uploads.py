@@ -38,7 +38,6 @@ from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredPart
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import Slot
 from tests.support.writeback import key, staged
 
@@ -137,6 +136,7 @@ class OpenUpload:
         await self.buffer.journal.change(put)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_origin", [True, False])
 async def test_parts_are_there_when_the_client_completes(buffer: Buffer, at_origin: bool) -> None:
     """The flush sends none of them again. An upload that was begun with the origin away is begun there later."""
@@ -530,6 +530,7 @@ async def test_the_origin_is_given_time(buffer: Buffer) -> None:
     await buffer.until(lambda: not upload.is_open)
 
 
+@pytest.mark.slow
 async def test_what_is_done_late_is_found(buffer: Buffer) -> None:
     """The origin works at a large object for half an hour."""
     upload = await in_doubt(buffer)
@@ -557,6 +558,7 @@ async def test_an_upload_that_the_origin_has_given_up_stays(buffer: Buffer) -> N
     assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
 
 
+@pytest.mark.slow
 async def test_an_upload_that_is_open_there_stays_whatever_lies_under_the_key(buffer: Buffer) -> None:
     """Also the very same bytes: others may have put them there."""
     upload = await in_doubt(buffer)
@@ -624,6 +626,7 @@ async def test_an_origin_that_does_not_say_is_asked_again(
     assert await buffer.passes(7500.0, lambda: not upload.is_open, step=5.0)
 
 
+@pytest.mark.slow
 async def test_an_origin_without_lists_of_parts_is_looked_at_all_the_same(buffer: Buffer) -> None:
     """Whether the upload is open it does not tell: then it is completed anew after an hour."""
     upload = await in_doubt(buffer)
@@ -677,7 +680,8 @@ def of_last_part_or_complete(call: Call) -> bool:
     return call.operation in STEPS and dict(call.query).get("partNumber") in (None, "6")
 
 
-@pytest.mark.parametrize("code", rest_is_slow(USELESS, "InvalidPart"))
+@pytest.mark.slow
+@pytest.mark.parametrize("code", USELESS)
 @pytest.mark.parametrize("operation", STEPS)
 async def test_an_upload_of_which_the_bucket_never_makes_an_object_is_sent_seldom(
     buffer: Buffer, code: str, operation: Operation
@@ -708,6 +712,7 @@ async def test_an_upload_of_which_the_bucket_never_makes_an_object_is_sent_seldo
     assert await buffer.passes(60.0, lambda: not buffer.bucket.uploads, step=5.0)
 
 
+@pytest.mark.slow
 async def test_failures_count_whatever_parts_get_there_between(buffer: Buffer) -> None:
     """A bucket that loses uploads: the parts of an open one are sent again less and less often."""
     upload = await OpenUpload.begin(buffer)

@@ -13,7 +13,6 @@ from gateway.writeback.journal.buckets import Conditions, Honoured
 from gateway.writeback.journal.records import ExpectedVersion, State, Turn, Write, WriteSpec
 from tests.support.flushing import PART_BYTES, Buffer
 from tests.support.memory_origin.faults import Answer
-from tests.support.rest_is_slow import rest_is_slow
 from tests.support.writeback import key
 
 HTML = b"<html><head><title>Sorry</title></head><body>We are <b>down</b></body></html>"
@@ -93,10 +92,9 @@ def turns(buffer: Buffer) -> list[Turn]:
     return [turn for turn in found if turn is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_probed", [True, False])
-@pytest.mark.parametrize(
-    "outage", rest_is_slow(OUTAGES, *OUTAGES[::3]), ids=lambda one: f"{one.status} {one.body[:12]!r} {one.late}"
-)
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda one: f"{one.status} {one.body[:12]!r} {one.late}")
 async def test_an_outage_that_answers_is_waited_out(buffer: Buffer, outage: Answer, is_probed: bool) -> None:
     """Everything waits for the bucket, nothing is a conflict or has failed; then all gets there, without a person."""
     await buffer.learn()

@@ -773,6 +773,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),

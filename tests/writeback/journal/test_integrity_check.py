@@ -83,7 +83,8 @@ def test_a_whole_journal_is_taken_as_it_is(buffer: Path) -> None:
     assert recover(buffer, Moment(0.0)).pending == len(OBJECTS) + 1
 
 
-@pytest.mark.parametrize("flips", [40, pytest.param(FLIPS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flips", [40, FLIPS])
 def test_no_flipped_bit_hides_an_object_or_removes_its_bytes(written: Path, tmp_path: Path, flips: int) -> None:
     """8.6 Anywhere in it: it is refused with all that is there, or everything is found, or told to be damaged."""
     print(f"FOREBAY_JOURNAL_SEED={SEED} FOREBAY_JOURNAL_FLIPS={flips}")
