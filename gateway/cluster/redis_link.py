@@ -1,7 +1,8 @@
-"""A process's one connection to the primary of Redis or Valkey, over which one task asks what has gathered.
+"""A process's one connection to the primary of Redis or Valkey, over which it asks what has gathered.
 
 Requests never touch the connection: they put a question into the queue and wait for its answer, so a request may leave
-at any time. While an answer is on its way questions gather; the next call of the script carries them all.
+at any time. While an answer is on its way questions gather; the next call of the script carries them all. An answer is
+given to those who wait for it where it arrives; a task only connects, and runs what is asked seldom.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from hiredis import pack_command
+from hiredis import HiredisError, Reader, ReplyError, pack_command
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError
 from xxhash import xxh3_64_hexdigest
 
 from gateway.cluster.scripts import ASK, SCRIPTS, Script, Word
@@ -39,6 +41,8 @@ BATCH_WORDS_MAX: Final = 1500
 QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
+_NOTHING_YET: Final = object()
+_NO_SCRIPT: Final = "NOSCRIPT"
 _KEEPS: Final = "noeviction"
 _HANDSHAKE: Final = Script("handshake", "")
 _RUN, _VERSION = re.compile("[0-9a-f]{40}"), re.compile(r"(\d+)\.(\d+)")
@@ -88,8 +92,14 @@ class RedisLink:
         self.store = store
         self._queue: deque[_Question] = deque()
         self._queued_words = 0
-        self._has_questions = asyncio.Event()
+        self._is_busy = False
+        """Something is asked, or will be in the next turn of the loop."""
+        self._asked: list[_Question] = []
+        self._patience: asyncio.TimerHandle | None = None
+        self._for_task: list[_Question] = []
+        self._task_has_work = asyncio.Event()
         self._primary: Primary | None = None
+        self._to_close: list[Primary] = []
         self._is_outdated = False
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._again_at = 0.0
@@ -108,10 +118,13 @@ class RedisLink:
             raise RegistryAway(self.problem)
         if self._queued_words > QUEUE_WORDS_MAX:
             raise RegistryAway("too many questions to Redis wait")
-        question = _Question(script, words, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        question = _Question(script, words, loop.create_future())
         self._queue.append(question)
         self._queued_words += len(words)
-        self._has_questions.set()
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._go_on)  # with what else is asked in this turn
         return await question.answer
 
     async def run_of_primary(self) -> str:
@@ -128,16 +141,72 @@ class RedisLink:
         self._is_outdated = True
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Connect, and run what is not asked often, for ever."""
         try:
             while True:
-                await self._has_questions.wait()
-                self._has_questions.clear()
-                while batch := self._next_batch():
+                await self._task_has_work.wait()
+                self._task_has_work.clear()
+                await self._close_old()
+                batch, self._for_task = self._for_task, []
+                if batch:
                     await self._answer(batch)
         finally:
-            await self._fail("this process ends", [])
+            self._fail("this process ends", [*self._asked, *self._for_task])
             self._again_at = math.inf
+            await self._close_old()
+
+    def _go_on(self) -> None:
+        """Ask what has gathered, if anything has."""
+        batch = self._next_batch()
+        self._is_busy = bool(batch)
+        if not batch:
+            return
+        if self._primary is None or self._is_outdated or batch[0].script is not ASK:
+            self._leave_to_task(batch)
+            return
+        self._asked = batch
+        words: list[Word] = [self.store]
+        for question in batch:
+            words += question.words
+        self._patience = asyncio.get_running_loop().call_later(ANSWER_SECONDS_MAX, self._lose_patience)
+        self._primary.ask(words, partial(self._take, self._primary))
+
+    def _take(self, primary: Primary, reply: Any) -> None:
+        if primary is not self._primary:
+            return  # it was given up meanwhile
+        batch = self._end_asked()
+        if isinstance(reply, Exception):
+            if str(reply).startswith(_NO_SCRIPT):
+                self._leave_to_task(batch)
+            else:
+                self._fail(_reason(reply), batch)
+        else:
+            self._give(primary.run, batch, *reply)
+
+    def _lose_patience(self) -> None:
+        self._fail(_reason(TimeoutError()), self._end_asked())
+
+    def _end_asked(self) -> list[_Question]:
+        batch, self._asked = self._asked, []
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        return batch
+
+    def _leave_to_task(self, batch: list[_Question]) -> None:
+        self._for_task = batch
+        self._task_has_work.set()
+
+    def _give(self, run: str, batch: list[_Question], floor: int, values: Sequence[Any]) -> None:
+        """Give a call's answers to those who wait for them."""
+        if len(values) != len(batch):
+            self._fail("it gives an answer to another question", batch)
+            return
+        self.problem, self._pause_seconds = "", PAUSE_SECONDS_MIN
+        for question, value in zip(batch, values, strict=True):
+            if not question.answer.done():
+                question.answer.set_result(Answer(run, floor, value))
+        self._go_on()
 
     def _next_batch(self) -> list[_Question]:
         """Take the next questions that one call can carry. Nobody waits for a cancelled one."""
@@ -165,34 +234,34 @@ class RedisLink:
                     floor, values = 0, [None]
                 else:
                     floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
-                if len(values) != len(batch):
-                    raise RegistryAway("it gives an answer to another question")
         except Exception as error:  # noqa: BLE001 - those who wait get the error, and the next call begins anew
-            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            await self._fail(reason[:REASON_CHARACTERS_MAX], batch)
+            self._fail(_reason(error), batch)
         except BaseException:
-            await self._fail("this process ends", batch)
+            self._fail("this process ends", batch)
             raise
         else:
-            self.problem, self._pause_seconds = "", PAUSE_SECONDS_MIN
-            for question, value in zip(batch, values, strict=True):
-                if not question.answer.done():
-                    question.answer.set_result(Answer(primary.run, int(floor), value))
+            self._give(primary.run, batch, floor, values)
 
     async def _connected(self) -> Primary:
         if self._is_outdated:
-            await self._close()
+            self._give_up()
+            await self._close_old()
         if self._primary is None:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 self._primary = await connected(self._place, self._prefix)
         return self._primary
 
-    async def _close(self) -> None:
-        primary, self._primary, self._is_outdated = self._primary, None, False
-        if primary is not None:
-            await primary.close()
+    def _give_up(self) -> None:
+        if self._primary is not None:
+            self._to_close.append(self._primary)
+            self._task_has_work.set()
+        self._primary, self._is_outdated = None, False
 
-    async def _fail(self, reason: str, batch: list[_Question]) -> None:
+    async def _close_old(self) -> None:
+        while self._to_close:
+            await self._to_close.pop().close()
+
+    def _fail(self, reason: str, batch: list[_Question]) -> None:
         """Fail all questions, and connect anew after a pause: the server may still carry out what it was sent."""
         self.problem = reason
         self._again_at = self._clock.monotonic() + self._pause_seconds
@@ -202,14 +271,69 @@ class RedisLink:
                 question.answer.set_exception(RegistryAway(reason))
         self._queue.clear()
         self._queued_words = 0
-        await self._close()
+        self._is_busy = False
+        self._end_asked()
+        self._give_up()
+
+
+def _reason(error: Exception) -> str:
+    reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return reason[:REASON_CHARACTERS_MAX]
+
+
+class _Wire(asyncio.Protocol):
+    """Commands and their replies over a connection that redis-py has made.
+
+    redis-py reads a reply through asyncio's streams, which takes two turns of the loop more.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._reader = Reader(notEnoughData=_NOTHING_YET)
+        self._takers: deque[Callable[[Any], None]] = deque()
+        self._transport: asyncio.Transport = connection._writer.transport
+        self._transport.set_protocol(self)
+
+    def send(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
+        """Send a command. `take` gets the reply, or an exception."""
+        if self._transport.is_closing():
+            take(ConnectionError("the connection is closed"))
+            return
+        try:
+            command = pack_command(tuple(words))  # type: ignore[arg-type]
+        except (TypeError, UnicodeError) as error:
+            take(error)
+            return
+        self._takers.append(take)
+        self._transport.write(command)
+
+    async def close(self) -> None:
+        self._takers.clear()
+        await self._connection.disconnect(nowait=True)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _NOTHING_YET:
+                self._takers.popleft()(reply)
+        except (HiredisError, IndexError) as error:
+            self._end(ConnectionError(f"it does not speak Redis' protocol: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(ConnectionError(f"the connection was closed: {error}" if error else "the connection was closed"))
+
+    def _end(self, error: Exception) -> None:
+        self._transport.abort()
+        takers, self._takers = self._takers, deque()
+        for take in takers:
+            take(error)
 
 
 class Primary:
     """A connection to a primary that has said so. `run` names its process since it became one, lost or evicted data."""
 
     def __init__(self, connection: Connection, prefix: str) -> None:
-        self._connection = connection
+        self._wire = _Wire(connection)
         self._prefix = prefix
         self.run = ""
 
@@ -246,27 +370,37 @@ class Primary:
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
         try:
             return await self._send("EVALSHA", script.sha, 1, self._prefix, *words)
-        except NoScriptError:  # somebody has flushed the scripts
+        except ReplyError as error:
+            if not str(error).startswith(_NO_SCRIPT):  # somebody has flushed the scripts
+                raise
             return await self._send("EVAL", script.text, 1, self._prefix, *words)
+
+    def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
+        """Run ASK. `take` gets its answer, or an exception, where it arrives."""
+        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, *words), take)
 
     async def close(self) -> None:
         """Close the connection without waiting."""
-        await self._connection.disconnect(nowait=True)
+        await self._wire.close()
 
     async def _info(self, *sections: str) -> Mapping[str, str]:
         try:
             text = (await self._send("INFO", *sections)).decode(errors="replace")
-        except ResponseError as error:
+        except ReplyError as error:
             raise RegistryAway(f"it does not tell its state, as Redis 7.0 does: {error}") from error
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     async def _send(self, *words: Word) -> Any:
-        await self._connection.send_packed_command(pack_command(words), check_health=False)  # type: ignore[arg-type]
-        return await self._connection.read_response(disable_decoding=True)
+        came: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._wire.send(words, lambda reply: None if came.done() else came.set_result(reply))
+        reply = await came
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 async def connected(place: RedisPlace, prefix: str) -> Primary:
-    """Return the primary. Raise RegistryAway, OSError or RedisError."""
+    """Return the primary. Raise RegistryAway, OSError, RedisError or ReplyError."""
     host, port = place.places[0] if place.service is None else await _primary_of(place, place.service)
     primary = Primary(await _connection(host, port, place), prefix)
     try:
@@ -289,7 +423,7 @@ async def _primary_of(place: RedisPlace, service: str) -> tuple[str, int]:
                     found = await asked._send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
                 finally:
                     await asked.close()
-        except (TimeoutError, OSError, RedisError) as error:
+        except (TimeoutError, OSError, RedisError, ReplyError) as error:
             problem = f"no Sentinel answers: {error or 'no answer in time'}"
             continue
         if found is not None:

@@ -169,6 +169,26 @@ async def test_an_answer_that_is_cut_is_none_and_the_next_connection_begins_anew
         assert await stamp(link) == before + 2, "what was asked in vain was carried out all the same"
 
 
+async def test_what_does_not_speak_the_protocol_is_no_server(server: RedisServer) -> None:
+    wire = Wire(server)
+    async with laid(wire) as where, linked(where) as (link, clock):
+        await stamp(link)
+        wire.mode = "garble"
+        assert "protocol" in await away(link)
+        wire.mode = "pass"
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+
+
+async def test_a_word_that_cannot_be_sent_fails_at_once(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, clock):
+        await stamp(link)
+        with pytest.raises(RegistryAway, match="surrogates"):
+            await link.ask(question("look", "bucket", ["\ud800"]))
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+
+
 @pytest.mark.slow
 async def test_a_server_that_wants_a_password_gets_it_and_nobody_reads_it(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--requirepass", "right-password") as server:

@@ -120,7 +120,7 @@ class Wire:
     """What lies between nodes and a server: `mode` says what becomes of answers. `carry` is for `answering`."""
 
     def __init__(self, to: RedisServer) -> None:
-        self.mode: Literal["pass", "drip", "cut", "late", "hang"] = "pass"
+        self.mode: Literal["pass", "drip", "cut", "late", "hang", "garble"] = "pass"
         self.carry = relay(lambda: to.port, self._back)
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,6 +133,8 @@ class Wire:
             for begin in range(len(piece)) if self.mode == "drip" else ():
                 writer.write(piece[begin : begin + 1])
                 await asyncio.sleep(0.05)
+            if self.mode == "garble":
+                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             if self.mode in ("pass", "late"):
                 writer.write(piece)
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from gateway.cluster.redis_link import RedisPlace
-from gateway.cluster.scripts import Script, Word
+from gateway.cluster.scripts import ASK, Script, Word
 from gateway.core.errors import RegistryAway
 from tests.simulation.cluster.redis_model import RedisModel
 from tests.simulation.processes import operation
@@ -115,6 +115,7 @@ class Connected:
         self._node = node
         self._server: Server | None = None
         self._arrives_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
         self.run = ""
 
     async def begin(self) -> None:
@@ -138,6 +139,17 @@ class Connected:
             return server.model.call(script, words)
 
         return await self._asked(carry_out)
+
+    def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
+        async def answered() -> None:
+            try:
+                reply = await self.call(ASK, words)
+            except RegistryAway as error:
+                take(error)
+            else:
+                take(reply)
+
+        self._asking = asyncio.get_running_loop().create_task(answered())
 
     async def close(self) -> None:
         """What was sent may arrive all the same."""
