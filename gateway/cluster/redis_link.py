@@ -181,7 +181,7 @@ class RedisLink:
             else:
                 self._fail(_reason(reply), batch)
         else:
-            self._give(primary.run, batch, *reply)
+            self._give(primary.run, batch, reply)
 
     def _lose_patience(self) -> None:
         self._fail(_reason(TimeoutError()), self._end_asked())
@@ -197,15 +197,20 @@ class RedisLink:
         self._for_task = batch
         self._task_has_work.set()
 
-    def _give(self, run: str, batch: list[_Question], floor: int, values: Sequence[Any]) -> None:
-        """Give a call's answers to those who wait for them."""
-        if len(values) != len(batch):
+    def _give(self, run: str, batch: list[_Question], reply: Any) -> None:
+        """Give a call's answers to those who wait for them. `reply`: the floor, and an answer to each."""
+        try:
+            floor, values = reply
+            answers = [
+                (question.answer, Answer(run, int(floor), value)) for question, value in zip(batch, values, strict=True)
+            ]
+        except (TypeError, ValueError):
             self._fail("it gives an answer to another question", batch)
             return
         self.problem, self._pause_seconds = "", PAUSE_SECONDS_MIN
-        for question, value in zip(batch, values, strict=True):
-            if not question.answer.done():
-                question.answer.set_result(Answer(run, floor, value))
+        for future, answer in answers:
+            if not future.done():
+                future.set_result(answer)
         self._go_on()
 
     def _next_batch(self) -> list[_Question]:
@@ -228,19 +233,19 @@ class RedisLink:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
                 if batch[0].script is ASK:
                     words = [self.store, *(word for one in batch for word in one.words)]
-                    floor, values = await primary.call(ASK, words)
+                    reply = await primary.call(ASK, words)
                 elif batch[0].script is _HANDSHAKE:
                     self.about = await primary.shake_hands()
-                    floor, values = 0, [None]
+                    reply = 0, [None]
                 else:
-                    floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
+                    reply = 0, [await primary.call(batch[0].script, batch[0].words)]
         except Exception as error:  # noqa: BLE001 - those who wait get the error, and the next call begins anew
             self._fail(_reason(error), batch)
         except BaseException:
             self._fail("this process ends", batch)
             raise
         else:
-            self._give(primary.run, batch, floor, values)
+            self._give(primary.run, batch, reply)
 
     async def _connected(self) -> Primary:
         if self._is_outdated:

@@ -14,7 +14,7 @@ import redis
 import trustme
 
 from gateway.cluster import redis_link
-from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, RedisLink, RedisPlace
+from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Primary, RedisLink, RedisPlace
 from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question
 from gateway.core.errors import RegistryAway
 from tests.cluster.test_scripts import NODES, Dice, Pair
@@ -205,8 +205,22 @@ async def test_an_answer_that_is_none_is_told_to_who_waits(server: RedisServer) 
     """And the link goes on."""
     async with linked(place(server)) as (link, clock):
         two = [*question("look", "bucket", ["one"]), *question("look", "bucket", ["two"])]
-        with pytest.raises(RegistryAway, match="another question"):
-            await link.ask(two)
+        for _ in ("with the first connection", "with one that has answered"):
+            with pytest.raises(RegistryAway, match="another question"):
+                await link.ask(two)
+            await clock.advance(PAUSE_SECONDS_MAX)
+            await stamp(link)
+
+
+@pytest.mark.parametrize("reply", [None, 7, [b"x", []], [0, None], [0, [b"1", b"2"]]])
+async def test_a_reply_that_no_script_gives_is_told_to_who_waits(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    async with linked(place(server)) as (link, clock):
+        await stamp(link)
+        with monkeypatch.context() as patched:
+            patched.setattr(Primary, "ask", lambda _self, _words, take: take(reply))
+            assert "another question" in await away(link)
         await clock.advance(PAUSE_SECONDS_MAX)
         await stamp(link)
 
