@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-_LIMIT_SECONDS = 100
+_LIMIT_SECONDS = 250
 
 # The same job as `forebay demo`, with less of everything.
 _SMALL = """

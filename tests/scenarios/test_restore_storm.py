@@ -80,7 +80,7 @@ def storms(url: str) -> list[tuple[bool, float, dict[int, str]]]:
     for rank in ranks:
         rank.start()
     try:
-        return [found.get(timeout=ANSWER_SECONDS_MAX) for _ in range(2 * RANKS)]
+        return [found.get(timeout=3 * ANSWER_SECONDS_MAX) for _ in range(2 * RANKS)]
     finally:
         for rank in ranks:
             rank.join(timeout=30)
@@ -92,6 +92,7 @@ def asked_of(origin: StrictOrigin, since: int) -> list[Call]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("consistency", ["ttl", "strict"])
 def test_all_ranks_restore_from_the_disk(consistency: str) -> None:
     """3.18 The same files, then each its own: every byte from this node, no question to the origin in a `ttl` slot and
