@@ -176,6 +176,7 @@ def test_10_10_a_worker_that_is_stopped_or_killed_leaves_its_part_to_the_others(
                 time.sleep(seconds)
                 return (readers.read.total() - before) / (time.monotonic() - began)
 
+            all_work = rate_over(5.0)  # what the machine lets them read, if it is busy
             pid = gateway.worker_pids()[0]
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
@@ -191,8 +192,8 @@ def test_10_10_a_worker_that_is_stopped_or_killed_leaves_its_part_to_the_others(
             killed = rate_over(5.0)
         finally:
             readers.end()
-    print(f"{stopped=:.0f} {back=:.0f} {killed=:.0f}, {refused} refused")
-    assert min(stopped, back, killed) >= 0.7 * LIMIT
+    print(f"{all_work=:.0f} {stopped=:.0f} {back=:.0f} {killed=:.0f}, {refused} refused")
+    assert min(stopped, back, killed) >= 0.7 * min(LIMIT, all_work)
     assert max(stopped, back, killed) <= 1.1 * LIMIT
     assert refused <= 0.05 * 5.0 * LIMIT
 
