@@ -32,7 +32,12 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("generated", "every generated test", {}, ["-m", QUICK, "--hypothesis-seed={seed}"]),
+    Part(
+        "generated",
+        "every generated test",
+        {"FOREBAY_SIMULATION_HISTORIES": "4"},
+        ["-m", QUICK, "--hypothesis-seed={seed}"],
+    ),
     Part(
         "harmed",
         "what other nodes send, harmed",

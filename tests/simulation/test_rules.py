@@ -377,6 +377,8 @@ class Case:
     steps: int = 30
     flush: str = "all"
     consistency: Literal["strict", "ttl"] | None = None
+    first: int = 0
+    """The seed with which to begin: it showed soon when this was written, and others are tried where it does not."""
 
 
 CASES = (
@@ -419,9 +421,9 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[f"{one.rule}: {one.broken.__name__}" for one in CASES])
 def test_what_is_broken_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where nothing is broken, nothing is."""
-    like = Setting(0, "aws", case.steps, [case.rule], 0.0, often=case.often, flush=case.flush)
+    like = Setting(case.first, "aws", case.steps, [case.rule], 0.0, often=case.often, flush=case.flush)
     like = replace(like, consistency=case.consistency)
     assert not play(like).judge.violations
     case.broken(monkeypatch)
-    tried = [replace(like, seed=seed) for seed in range(HISTORIES_UNTIL_SEEN)]
+    tried = [replace(like, seed=seed) for seed in range(case.first, case.first + HISTORIES_UNTIL_SEEN)]
     assert any(case.rule in (one.rule for one in play(setting).judge.violations) for setting in tried)
