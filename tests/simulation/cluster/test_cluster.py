@@ -204,7 +204,7 @@ CASES = (
     Case("what the bucket has is answered", the_bucket_is_not_asked_for_others, first=4),
     Case("nobody waits for long", owners_are_asked_late),
     Case("each byte once", nobody_owns_anything, {"read": 20.0, "pass_time": 5.0}),
-    Case("each byte once", owners_before_are_not_asked, MOVES, 100, first=2),
+    Case("each byte once", owners_before_are_not_asked, MOVES, 100),
     Case("each byte once", busy_nodes_are_not_waited_for, BUSY, first=10),
     Case("nobody waits for long", busy_nodes_are_waited_for_for_ever, BUSY),
     Case("who is silent is asked no more", silence_is_forgotten, first=4),
