@@ -32,7 +32,12 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("generated", "every generated test", {}, ["-m", QUICK, "--hypothesis-seed={seed}"]),
+    Part(
+        "generated",
+        "every generated test",
+        {"FOREBAY_SIMULATION_HISTORIES": "4"},
+        ["-m", QUICK, "--hypothesis-seed={seed}"],
+    ),
     Part(
         "harmed",
         "what other nodes send, harmed",
@@ -68,7 +73,7 @@ PARTS = (
     Part(
         "markers",
         "500 histories of three nodes: no marker is visible before what was acknowledged before it",
-        {"FOREBAY_MARKERS_SEED": "{seed}"},
+        {"FOREBAY_MARKERS_GROUPS": "10", "FOREBAY_MARKERS_SEED": "{seed}"},
         ["--timeout=3600", "-m", "slow", "tests/operations/test_markers_over_nodes.py"],
     ),
     Part(
@@ -200,6 +205,12 @@ PARTS = (
         "two gateways with one directory: of conditional PUTs that race, one wins",
         {"FOREBAY_DIRECTORY_PUTS": "10000"},
         ["-m", "slow", "tests/semantics/test_directories.py", "-k", "one_wins"],
+    ),
+    Part(
+        "directory-kills",
+        "a writer to a directory, killed at each change: on disk and in memory, with attributes and without",
+        {"FOREBAY_DIRECTORY_KILLS": "1"},
+        ["tests/origin/stores/test_directory_kills.py"],
     ),
     Part(
         "leavers",

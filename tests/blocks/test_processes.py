@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 CAPACITY = MIB
 SEED = 20261121
-KILLS = int(os.environ.get("FOREBAY_BLOCK_KILLS", "8"))
+KILLS = int(os.environ.get("FOREBAY_BLOCK_KILLS", "4"))
 SECONDS_MAX = 120 + 10 * KILLS
 KILLS_AMONG_THE_SAME = 4
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from tests.support.connections import answering_aside
 from tests.support.nodes import BUCKET, PATIENCE_SECONDS, READ_ONLY, Nodes
 from tests.support.redis_server import RedisPair, RedisServer, Wire
 
-FAILURES = int(os.environ.get("FOREBAY_REDIS_FAILURES", "3"))
+FAILURES = int(os.environ.get("FOREBAY_REDIS_FAILURES", "2"))
 SEED = os.environ.get("FOREBAY_CLUSTER_SEED") or str(random.randrange(2**32))
 RECORD = os.environ.get("FOREBAY_CLUSTER_RECORD", "")
 ROUND_FAILURES = 10

@@ -22,7 +22,7 @@ from tests.support.kill_points import KillPoints
 
 KILLS = int(os.environ.get("FOREBAY_BUFFER_KILLS", "3"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
-POINTS = int(os.environ.get("FOREBAY_BUFFER_KILL_POINTS", "6"))
+POINTS = int(os.environ.get("FOREBAY_BUFFER_KILL_POINTS", "4"))
 CALLS_MAX = 300
 WORKERS = 2
 LINES_MAX = 60

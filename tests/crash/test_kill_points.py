@@ -24,7 +24,7 @@ from tests.crash.points.field import BY_NAME, Field, Point
 from tests.crash.points.finding import find_lost_uploads
 from tests.crash.points.scenarios import SCENARIOS
 
-POINTS = int(os.environ.get("FOREBAY_KILL_POINTS", "12"))
+POINTS = int(os.environ.get("FOREBAY_KILL_POINTS", "8"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 ONLY = os.environ.get("FOREBAY_KILL_ONLY", "")
 RECORD = os.environ.get("FOREBAY_KILL_RECORD", "")

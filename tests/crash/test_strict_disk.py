@@ -28,7 +28,7 @@ from gateway.writeback.pending_reader import FileGone
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.strict_disk import Moment, built, moments, synced_names, traced
 
-CUTS = int(os.environ.get("FOREBAY_STRICT_CUTS", "50"))
+CUTS = int(os.environ.get("FOREBAY_STRICT_CUTS", "20"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 LINES = 900
 """So many that the journal's log is taken over into the journal, and begun anew."""

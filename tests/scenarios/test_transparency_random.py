@@ -43,4 +43,4 @@ def _differences_of_one(comparison: Comparison, seed: int) -> list[str]:
 @pytest.mark.timeout(1800)
 def test_many_random_histories(tmp_path: Path) -> None:
     """Clause 7, in whatever order things happen."""
-    compare(tmp_path, int(os.environ.get("FOREBAY_TRANSPARENCY_HISTORIES", "40")))
+    compare(tmp_path, int(os.environ.get("FOREBAY_TRANSPARENCY_HISTORIES", "15")))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,35 @@ class Observer(FlushLogger):
         self.expiries.append(write.key.key)
 
 
+class CountedThreads(ThreadPoolExecutor):
+    """Knows how many calls of it have not ended; one has when everybody has been told who waited for it then."""
+
+    def __init__(self, threads_count: int) -> None:
+        super().__init__(threads_count)
+        self._count_lock = threading.Lock()
+        self.calls_count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = Future[Any]()
+        with self._count_lock:
+            self.calls_count += 1
+        super().submit(self._call, future, partial(fn, *args, **kwargs))
+        return future
+
+    def _call(self, future: Future[Any], function: Callable[[], Any]) -> None:
+        try:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+        finally:
+            with self._count_lock:
+                self.calls_count -= 1
+
+
 class Buffer:
     """A buffer on an origin in memory, and its flusher."""
 
@@ -91,6 +123,8 @@ class Buffer:
         self.staging.prepare()
         self.journal = Journal(directory, self._remove, clock=self.clock)
         self.threads = BufferThreads(2)
+        self._counted = (CountedThreads(1), CountedThreads(2))
+        self.journal._thread, self.threads._threads = self._counted
         self.observer = Observer(self.clock)
         self.slots: dict[str, Slot] = {}
         self._flushing: asyncio.Task[None] | None = None
@@ -192,11 +226,11 @@ class Buffer:
 
     async def still(self) -> None:
         """What follows from what has happened is done, as far as it waits for disks and threads, and for no clock."""
-        for _ in range(12):  # so often at most does anything wait for one of them in a row
-            await self.journal.change(lambda tx: None)
-            await self.threads.run(lambda: None)
-            for _ in range(5):
-                await asyncio.sleep(0)
+        ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+        while True:
+            await asyncio.sleep(0.0002 if any(one.calls_count for one in self._counted) else 0)
+            if not any(one.calls_count for one in self._counted) and not ready:
+                return
 
     async def passes(self, seconds: float, reached: Callable[[], bool] = lambda: False, step: float = 0.25) -> bool:
         """Let time pass in steps, each of which is over before the next, at most until it is so; whether it is."""

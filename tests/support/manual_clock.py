@@ -44,5 +44,8 @@ class ManualClock:
 
 
 async def _let_tasks_run() -> None:
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     for _ in range(5):
         await asyncio.sleep(0)
+        if not ready:
+            return
