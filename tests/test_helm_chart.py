@@ -71,6 +71,7 @@ def test_the_chart_is_this_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
+@pytest.mark.slow
 def test_the_defaults_leave_secrets_to_their_owner() -> None:
     """No secret is made of placeholders, and the keys that the chart names are asked for."""
     found = objects()
@@ -100,6 +101,7 @@ def test_the_drain_ends_before_the_pod_is_killed() -> None:
     assert pod["terminationGracePeriodSeconds"] == 60
 
 
+@pytest.mark.slow
 def test_the_network_policy_opens_what_is_served_and_the_way_out() -> None:
     """S3 for clients, the admin port for monitoring, names, https and the cloud's roles outward; nothing else."""
     found = objects()
@@ -136,6 +138,7 @@ def test_a_cluster_opens_the_peer_port_for_its_own_pods_only(tmp_path: Path) -> 
     assert (cluster.members, cluster.listen, cluster.node) == ([f"dns://{name}:9102"], "0.0.0.0:9102", "node-1")
 
 
+@pytest.mark.slow
 def test_the_nodes_of_a_cluster_find_each_other_in_redis(tmp_path: Path) -> None:
     """Its address, user and passwords reach Forebay, and Forebay reaches it."""
     given = ("url=sentinels://s1\\,s2/ours", "user=forebay", "passwordKey=redis", "sentinelPasswordKey=sentinel")
@@ -170,6 +173,7 @@ def admits(policy: dict[str, Any], port: int, protocol: str = "TCP") -> list[Any
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("admin", [9001, 1, 65535])
 def test_the_network_policy_of_a_sidecar_holds_its_admin_port_only(admin: int) -> None:
     """The pod is the job's: whatever else its containers listen on, and where they go, is not Forebay's to forbid."""
@@ -213,6 +217,7 @@ def test_the_pod_monitor_carries_the_token(mode: tuple[str, ...]) -> None:
     assert found["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
 
 
+@pytest.mark.slow
 def test_a_changed_setting_starts_the_pods_anew() -> None:
     """Their template names the settings by a digest, so that a rollout follows."""
     annotations = [

@@ -591,6 +591,7 @@ def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: BlockLease) ->
         asyncio.run(asyncio.wait_for(scenario(writer), 30))
 
 
+@pytest.mark.slow
 async def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the writer's end the looks come further and further apart, down to the safety net's pace."""
     monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 0.2)

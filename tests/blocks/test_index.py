@@ -210,6 +210,7 @@ def test_what_is_missing_is_given_back_step_by_step(free: int, size: int, needed
         assert gone == min(size + needed - free, GIVEN_BACK_TIMES * needed, used + needed)
 
 
+@pytest.mark.slow
 async def test_the_cache_never_takes_what_others_have_a_right_to(tmp_path: Path) -> None:
     """It replaces its own blocks instead; it grows when the right is used up, and yields when others fill the disk."""
     disk_bytes, rights = 20 * BLOCK, [10 * BLOCK]

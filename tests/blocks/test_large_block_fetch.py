@@ -227,7 +227,8 @@ def wait_for_chunks(directory: Path, *, files: int) -> list[Path]:
         pause.wait(0.002)
 
 
-@pytest.mark.parametrize("round_number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("round_number", range(8))
 def test_a_killed_leader_is_succeeded(workers: Workers, round_number: int) -> None:
     """SIGKILL at a random point of the fill: followers get every byte, and one of them fetches the block anew."""
     rng = random.Random(SEED + round_number)

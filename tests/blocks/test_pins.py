@@ -37,6 +37,7 @@ async def read_all(cache: BlockCache, *versions: ObjectVersion, slot: str = "def
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eviction", ["epoch", "lru"])
 @pytest.mark.parametrize("small_object_bytes_max", [0, 64 * KIB])
 async def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, small_object_bytes_max: int) -> None:

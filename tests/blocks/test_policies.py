@@ -58,6 +58,7 @@ def test_another_data_set_gets_in(workers: int, blocks_per_file: int, before: in
     assert min(epochs(simulation, data_set("b", FITTING_HALF), 4, seed=2)[2:]) >= GOOD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts_of_capacity", "best"), [(6.0, 1 / 6), (1.2, 1 / 1.2), (0.5, 1.0)])
 def test_another_data_set_of_another_size_gets_in(parts_of_capacity: float, best: float) -> None:
     """One that is much larger, one that nearly fits, one that fits."""
@@ -216,6 +217,7 @@ def test_a_few_returns_protect_everything() -> None:
         assert returns.kept_since(20_000 + number) == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 def test_what_the_epoch_before_has_read_is_kept_and_nothing_much_older(seed: int) -> None:
     """At the end of an epoch, no block of it and few of the one before may go; two epochs before that, all may."""
@@ -389,6 +391,7 @@ async def test_another_policy_takes_over_what_is_there(tmp_path: Path) -> None:
             assert cache.usage().blocks >= max(before, 19)
 
 
+@pytest.mark.slow
 async def test_what_is_warmed_takes_the_place_of_what_was_read_longest_ago(tmp_path: Path) -> None:
     """Whoever warms a data set means it: the slot's policy does not hold what was read before against it."""
     origin = make_origin()

@@ -136,6 +136,7 @@ async def test_reading_what_is_there_fetches_nothing(tmp_path: Path) -> None:
     assert sorted(blocks_asked(origin)) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_reads_waste_nothing(tmp_path: Path, seed: int) -> None:
     """Blocks read in random order, far from each other, bring no block that was not asked for."""
@@ -158,6 +159,7 @@ async def test_a_small_slot_is_not_flooded(tmp_path: Path) -> None:
         assert blocks_asked(origin) == list(range(64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [64 * BLOCK, 3 * BLOCK])
 async def test_what_was_fetched_ahead_stays_until_it_is_read(tmp_path: Path, length: int) -> None:
     """However slow the reader: that it comes to a block fetched for it is no sign that blocks come back soon."""

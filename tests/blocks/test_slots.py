@@ -468,7 +468,7 @@ class Accounts(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-TestAccounts = Accounts.TestCase
+TestAccounts = pytest.mark.slow(Accounts.TestCase)
 TestAccounts.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 

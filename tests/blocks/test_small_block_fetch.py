@@ -330,6 +330,7 @@ async def test_what_waits_for_the_disk_counts_with_the_buffers_that_it_keeps(tmp
         assert (cache.usage().blocks, writer.held_bytes) == (taken, 0)
 
 
+@pytest.mark.slow
 async def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
     """Its room comes back though it was open; a reader under way reads it to the end."""
     origin = make_origin()
@@ -391,6 +392,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield Workers(tmp_path / "c", origin, stack)
 
 
+@pytest.mark.slow
 def test_all_processes_together_ask_once(workers: Workers) -> None:
     """Many small objects, each asked of all processes at once, by several readers: one request each."""
     versions = [workers.stored(f"k{n}") for n in range(40)]

@@ -305,7 +305,7 @@ class Packing(RuleBasedStateMachine):
         shutil.rmtree(self.directory.parent)
 
 
-TestPacking = Packing.TestCase
+TestPacking = pytest.mark.slow(Packing.TestCase)
 TestPacking.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 

@@ -30,6 +30,7 @@ def run(gateway: GatewayProcess, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, [*arguments, "--admin-url", gateway.admin_url], env={"FOREBAY_CONFIG": None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_warming_more_than_fits_is_a_failure(gateway: GatewayProcess, more: tuple[str, ...]) -> None:
     """A script would train on a cold cache; the message says how much is there."""

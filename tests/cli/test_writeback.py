@@ -117,6 +117,7 @@ def test_a_list_names_open_uploads() -> None:
         assert "/api/v1/flush?prefix=s3%3A%2F%2Fb%2F&through=0" in port.asked[-1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_a_list_is_limited(arguments: list[str]) -> None:
     """To what a person reads, unless more is asked for; that there is more is said, and not fetched."""

@@ -156,6 +156,7 @@ async def test_parts_that_are_passed_through_are_asked_for_in_whole_chunks(tmp_p
     assert ranges == [f"bytes={first}-{stop - 1}" for first, stop in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_idle_copies_take_no_room_that_others_use(tmp_path: Path, kind: str) -> None:
     origin = make_origin()

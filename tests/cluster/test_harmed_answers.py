@@ -95,6 +95,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["all", "idle", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_harmed_byte_is_given_or_kept(kind: str, kept: Literal["idle", "none", "all"], tmp_path: Path) -> None:

@@ -463,6 +463,7 @@ async def test_belief_ends_with_the_lease_and_comes_back_with_the_next_beat(tmp_
         assert a.forgotten == 1, "Redis has kept all stamps meanwhile"
 
 
+@pytest.mark.slow
 async def test_stamps_are_swept_when_all_living_nodes_have_outlived_them(tmp_path: Path) -> None:
     """And one that could not beat meanwhile forgets all that it remembers before it believes again."""
     async with cluster_of(tmp_path, "a", "b") as cluster:

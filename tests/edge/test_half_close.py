@@ -172,6 +172,7 @@ async def test_who_is_there_is_asked_a_few_times_only() -> None:
         assert await wire.body(heads[-1][1]) == b"/b/k%d" % BODY_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipelined requests", "body"])
 async def test_who_ends_its_side_behind_what_nobody_reads_gets_its_answer(name: str) -> None:
     reads_at_once, said = UNREAD[name]

@@ -90,6 +90,7 @@ def counted(status: str) -> tuple[float, float]:
     return REQUESTS.value("GetObject", "fixed", status, "hit"), PREPARED_REQUESTS.value("GetObject", "fixed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path, encrypted: bool) -> None:
     """To clients that read slowly; with another request behind it, too."""
@@ -106,6 +107,7 @@ async def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path, 
     assert counted("200")[1] >= before[1] + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path, encrypted: bool) -> None:
     """The file is let go of, the request is counted as one whose client left."""

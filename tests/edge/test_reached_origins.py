@@ -152,6 +152,7 @@ async def test_a_pair_that_is_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert took_short_way(both) is not renews
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "is_short"),
     [

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.asgi import ACCESS_KEY_ID, call
 from tests.support.gateway_app import GatewayApp, gateway_app
-from tests.support.rest_is_slow import rest_is_slow
 
 REQUESTS = 300
 LONG_BYTES = 16 * 1024
@@ -52,7 +51,8 @@ FLOODS: dict[str, Callable[[str], Sent]] = {
 }
 
 
-@pytest.mark.parametrize("flood", rest_is_slow(FLOODS, "date", "presigned"))
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS)
 def test_refused_requests_leave_nothing_behind(tmp_path: Path, flood: str) -> None:
     """Long ones, each another: what is remembered of those that were refused is bounded in bytes."""
 

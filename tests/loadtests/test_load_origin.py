@@ -43,6 +43,7 @@ def small() -> list[tuple[LoadObject, int, int | None]]:
     return [(load_object(path, SMALL.size_bytes), 0, None) for path in SMALL.paths()]
 
 
+@pytest.mark.slow
 def test_what_is_read_is_counted(origin: LoadOrigin) -> None:
     """Whole objects and a range longer than the pattern's period arrive in full, and the origin counts each byte."""
     before = origin.settled_counts()

@@ -24,6 +24,7 @@ def origin() -> Iterator[LoadOrigin]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spin", [False, True])
 def test_each_request_is_sent_once(origin: LoadOrigin, spin: bool) -> None:
     """Over more connections than the last requests need, asleep or spinning: each is answered in full, and counted."""

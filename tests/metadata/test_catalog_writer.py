@@ -39,6 +39,7 @@ def new() -> tuple[CatalogWriter, Store]:
     return CatalogWriter(cast(CatalogStore, store)), store
 
 
+@pytest.mark.slow
 async def test_who_comes_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is written at once; what comes behind it in a moment, in one transaction."""
     monkeypatch.setattr(landing, "GATHERING_SECONDS", 0.5)

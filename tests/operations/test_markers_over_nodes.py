@@ -189,6 +189,7 @@ async def test_a_marker_that_goes_through_waits_for_nothing_later(tmp_path: Path
         await nodes.flush(0)
 
 
+@pytest.mark.slow
 async def test_a_marker_is_durable_when_all_nodes_have_flushed_their_part(tmp_path: Path) -> None:
     """6.8 Whichever node is asked; a node that cannot be asked may still have some."""
     marker = "run/step-100/.metadata"

@@ -177,6 +177,7 @@ def test_a_write_waits_for_the_other_nodes_flush(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_a_client_that_writes_through_several_nodes_meets_no_conflict(tmp_path: Path) -> None:
     """6.2 The version that another node has just left in the bucket is no stranger's, however late the bucket tells."""
 
@@ -299,6 +300,7 @@ def test_an_upload_may_be_continued_anywhere(tmp_path: Path) -> None:
     run(tmp_path, test, 3)
 
 
+@pytest.mark.slow
 def test_uploads_of_all_nodes_are_listed_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each once, whichever node gives a page, and whatever marker a client names: its own ids, too."""
 

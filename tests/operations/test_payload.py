@@ -253,6 +253,7 @@ def test_every_kind_of_body_arrives_with_what_vouches_for_it(kind: str, data: by
     assert outcome == (data, checksums)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),

@@ -236,6 +236,7 @@ async def test_silence_is_an_error() -> None:
         for_ever.set()
 
 
+@pytest.mark.slow
 async def test_a_pause_of_the_reader_is_no_silence() -> None:
     """However long nobody asks for the next piece; meanwhile the origin is held back."""
     sent = 0

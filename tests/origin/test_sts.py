@@ -218,6 +218,7 @@ async def test_a_wrong_wall_clock_makes_no_pair_bad(hours: float) -> None:
         assert 3600 * 0.6 <= clock.slept[0] <= 3600 * 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_time", [True, False])
 @pytest.mark.parametrize("left_seconds", [0.0, -5.0, -7200.0])
 async def test_a_pair_that_is_over_when_it_is_lent_is_none(left_seconds: float, *, tells_time: bool) -> None:

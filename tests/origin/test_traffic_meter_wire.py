@@ -87,6 +87,7 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
         yield bytes(1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [bytes(1000), partial(StreamedBody, length_bytes=3000)], ids=["in memory", "streamed"])
 async def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
     strict: StrictOrigin, body: bytes | partial[StreamedBody]

@@ -122,6 +122,7 @@ def test_products_and_the_class_of_all_others() -> None:
         assert found.accounts[0][0].name == name
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     rate=st.floats(0.5, 200), processes=st.integers(1, 3), pauses=st.lists(st.floats(0, 0.5), min_size=3, max_size=40)
@@ -446,6 +447,7 @@ def test_bodies_of_any_size_keep_to_the_rate_in_any_span(
     play(alone(limits), scene, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [(1e6, 1e6), (1e6, 5e6), (5e6, 1e6)])
 def test_bytes_keep_to_the_rates_of_credential_and_class_both(rates: tuple[float, float]) -> None:
     """What waits for one of them does not add up at the other."""

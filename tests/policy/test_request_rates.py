@@ -47,14 +47,9 @@ def crowd(sim: RequestSimulation, slot: str, key: str, clients: int, **more: flo
     return [sim.send(process, slot, key, **more) for process in range(len(sim.rates)) for _ in range(clients)]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limit", "burst_seconds", "processes"),
-    [
-        (100.0, 0.25, 3),
-        pytest.param(30.0, 0.1, 2, marks=pytest.mark.slow),
-        pytest.param(600.0, 1.0, 1, marks=pytest.mark.slow),
-        pytest.param(150.0, 0.25, 8, marks=pytest.mark.slow),
-    ],
+    ("limit", "burst_seconds", "processes"), [(100.0, 0.25, 3), (30.0, 0.1, 2), (600.0, 1.0, 1), (150.0, 0.25, 8)]
 )
 def test_the_rate_is_near_the_limit_and_next_to_nothing_is_refused(
     limit: float, burst_seconds: float, processes: int
@@ -242,6 +237,7 @@ def test_a_process_that_is_killed_while_it_measures_is_not_waited_for() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_rate_that_nobody_needs_is_forgotten_and_costs_nothing_then() -> None:
     """A minute after the last request has waited; then nothing is held back, and metrics say so."""
 

@@ -109,6 +109,7 @@ def test_who_waits_for_100_continue_gets_it(comparisons: Comparisons, size_bytes
     assert through.ask(get("/{bucket}/k")).body == body
 
 
+@pytest.mark.slow
 def test_who_waits_for_100_continue_is_refused_at_once(comparisons: Comparisons) -> None:
     """No 100 for a request that fails by its head: the client keeps its body, and can go on."""
     pair = comparisons("strict").pair

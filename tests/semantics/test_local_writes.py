@@ -303,6 +303,7 @@ async def hits(client: Client, step: int) -> bool:
     return got.headers["x-forebay-cache"].startswith("hit")
 
 
+@pytest.mark.slow
 async def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path) -> None:
     """11.7 Older ones are the first to leave; what is deleted is not kept, and the one before it is, as far as it is
     in the cache."""

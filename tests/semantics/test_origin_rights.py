@@ -250,6 +250,7 @@ async def test_7_13_deletions_are_judged_key_by_key(tmp_path: Path, consistency:
         assert KEY not in origin.buckets["bucket"].objects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
 def test_7_13_who_may_is_answered_as_ever(tmp_path: Path, consistency: str) -> None:
     """7.13 Every door, for who may: as in a slot that the gateway alone judges."""
@@ -525,6 +526,7 @@ def _target(target: str, key: str) -> str:
     return target.format(quote(key, safe="") if "prefix=" in target else key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
 async def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistency: str) -> None:
     """7.5, 7.16 Neither by an answer nor by a wait: it is as of any other key, there or not. Who may waits."""

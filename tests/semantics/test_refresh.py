@@ -59,6 +59,7 @@ def seen(client: Any, prefix: str) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", ["indexed", "plain"])
 def test_3_19_a_refresh_shows_what_others_have_changed(
     origin: StrictOrigin, gateway: GatewayProcess, slot: str
@@ -83,6 +84,7 @@ def test_3_19_a_refresh_shows_what_others_have_changed(
     assert seen(client, prefix) == {"changed": b"newer", "new": b"new", "same": b"same"}
 
 
+@pytest.mark.slow
 def test_3_19_only_the_prefix_is_listed_anew(origin: StrictOrigin, gateway: GatewayProcess) -> None:
     eventually(lambda: all(one["complete"] for one in gateway.status()["indexes"]))
     before = origin.model.count(Operation.LIST_OBJECTS_V2)

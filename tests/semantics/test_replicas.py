@@ -180,6 +180,7 @@ async def test_14_2_what_a_replica_lacks_it_is_asked_for_ever_more_rarely(tmp_pa
         assert here.replica.count() > before
 
 
+@pytest.mark.slow
 async def test_14_2_a_dead_replica_is_left_alone(tmp_path: Path) -> None:
     async with region(tmp_path, TTL) as here:
         for number in range(40):

@@ -199,6 +199,7 @@ def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["through", "strict through", "back", "strict back", "shared back", "shared strict through"]
 )

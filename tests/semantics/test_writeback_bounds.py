@@ -65,6 +65,7 @@ async def test_5_10_an_upload_larger_than_the_buffer(tmp_path: Path) -> None:
         assert client.origin.buckets["bucket"].object("back/m").etag == multipart_etag(list(etags.values()))
 
 
+@pytest.mark.slow
 async def test_5_10_slow_down_where_nothing_can_go_through(tmp_path: Path) -> None:
     """5.10 The origin is away: the part is answered 503 with the time to wait, and the upload goes on later."""
     async with a_client(tmp_path, [BOUNDED]) as client:

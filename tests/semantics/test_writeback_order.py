@@ -213,6 +213,7 @@ async def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(
         assert commit not in client.origin.buckets["bucket"].objects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "log", ["_delta_log/1.json", "_versions/1.manifest", "metadata/v1.metadata.json", "metadata/version-hint.text"]
 )

@@ -256,6 +256,7 @@ async def test_5_12_a_healthy_bucket_without_request_ids_costs_no_request_more(t
         assert sent == [Operation.HEAD_OBJECT, Operation.PUT_OBJECT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["NoSuchUpload", "InvalidPart"])
 async def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_path: Path, code: str) -> None:
     """5.12 Begun anew three times, and then told as what it is; it gets there when the bucket takes it."""

@@ -225,6 +225,7 @@ def test_no_log_has_a_query_string(tmp_path: Path, is_origin_there: bool) -> Non
                 origin.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "default", "(gone)"])
 def test_no_slot_has_the_name_of_what_is_in_none(name: str, tmp_path: Path) -> None:
     """Metrics and logs could not tell it from requests without a slot, and from slots that are gone."""

@@ -112,6 +112,7 @@ def test_the_end_of_each_is_noticed() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_end_is_noticed_without_its_signal() -> None:
     """SIGCHLD may be lost, and that of several children may be one: there is a look every second."""
 

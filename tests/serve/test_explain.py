@@ -67,6 +67,7 @@ def text(gateway: GatewayProcess, key: str) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_what_is_here_and_what_is_missing(gateway: GatewayProcess) -> None:
     assert explained(gateway, "data/none")["known"]["by"] is None
     read(gateway, "data/k", f"bytes={2 * MEBI}-{4 * MEBI - 1}")

@@ -47,6 +47,7 @@ class Cluster:
     home = ""
 
 
+@pytest.mark.slow
 def test_the_workers_share_the_port_and_refuse_each_others_replays(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     config: dict[str, Mapping[str, Any]] = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "server": {"workers": 2}}
@@ -69,6 +70,7 @@ def test_without_a_cluster_there_is_no_such_port() -> None:
         assert status["gateway"]["peer_address"] is None
 
 
+@pytest.mark.slow
 def test_a_secret_that_is_changed_counts_after_a_reload(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     config = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "cluster": cluster.settings()}
@@ -86,6 +88,7 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
+@pytest.mark.slow
 def test_the_port_speaks_tls_with_the_servers_certificate(tmp_path: Path, authority: trustme.CA) -> None:
     cluster, certificate = Cluster(tmp_path), authority.issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
@@ -98,6 +101,7 @@ def test_the_port_speaks_tls_with_the_servers_certificate(tmp_path: Path, author
         assert cluster.get("/-/hello", verify=trusting).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_answer_under_way_is_finished_when_the_gateway_stops(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     with gated_origin() as origin, ThreadPoolExecutor(1) as pool:

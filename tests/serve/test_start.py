@@ -45,6 +45,7 @@ def served(gateway: GatewayProcess) -> dict[str, Any]:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_it_says_what_it_serves() -> None:
     """Origin, key, callers, cache, workers, slots; and no secret."""
     with StrictOrigin() as origin:

@@ -82,6 +82,7 @@ def supervised(
         process.communicate(timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["worker1", "background"])
 def test_a_child_that_is_killed_before_it_is_ready_is_started_again(tmp_path: Path, name: str) -> None:
     """As one that is killed later: the others are told of it, and the gateway starts."""
@@ -114,6 +115,7 @@ def test_a_child_that_can_start_no_thread_says_which_limit_it_is(tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_the_admin_port_is_ready_when_the_gateway_says_so(tmp_path: Path) -> None:
     """Who has read the readiness line and asks /readyz at once gets 200, however slow the background process is."""
     with supervised(tmp_path, "background reads-states-slowly") as process:

@@ -119,6 +119,7 @@ def test_those_of_all_processes_are_shown_together(tmp_path: Path, wall: Wall) -
     assert kept == [{"at": wall.now, "seconds": 0.5, **expected}] * 3
 
 
+@pytest.mark.slow
 def test_a_row_with_any_other_byte_is_not_shown(tmp_path: Path, wall: Wall) -> None:
     """Nor does who goes on in the file go by its number."""
     requests = RecentRequests(tmp_path, 0, wall)

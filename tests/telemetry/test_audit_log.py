@@ -142,6 +142,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         log(tmp_path / "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["k", '"', "\n", "\udcff", "€"], ids=["plain", "quotes", "controls", "no-utf8", "wide"])
 def test_the_greatest_requests_lose_no_line_and_are_bounded(tmp_path: Path, key: str) -> None:
     """DeleteObjects of 1,000 keys of 1 KiB, eight of them at a time, on a disk that works; nobody waits meanwhile."""

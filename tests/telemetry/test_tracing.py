@@ -332,6 +332,7 @@ def tracing_to(*drip: bytes) -> Iterator[tuple[DrippingCollector, Tracer]]:
         tracer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drip", DRIPS)
 def test_a_collector_that_drips_holds_no_export_on(drip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export has a bound as a whole; its spans count as lost, its connection is closed, and the next one begins."""

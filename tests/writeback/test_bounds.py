@@ -111,6 +111,7 @@ def test_all_workers_share_the_room(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     wishes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1200), st.booleans()), max_size=40),

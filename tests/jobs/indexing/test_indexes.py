@@ -156,6 +156,7 @@ async def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
         assert kept.indexes.documents()[0].next_at is None
 
 
+@pytest.mark.slow
 async def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
     """At every moment of a few periods all of it is known, and none of it for longer than the period and a crawl."""
     async with playing(tmp_path) as (kept, _origin):

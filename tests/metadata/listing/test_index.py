@@ -479,6 +479,7 @@ def other(directory: Path, *steps: str) -> None:
     assert status == 0 or "die" in steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [["end"], ["end", "die"], ["die"]])
 async def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, steps: Sequence[str]) -> None:
     """Killed in the midst of it, its key is asked about each time; after the next start, once."""

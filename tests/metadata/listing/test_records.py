@@ -75,6 +75,7 @@ def test_what_is_listed_from_records_is_what_was_packed(entries: list[ListedEntr
     assert [unpack(key, record, templates) for key, record in listed] == entries
 
 
+@pytest.mark.slow
 @given(ENTRIES)
 def test_owners_are_shown_to_those_who_asked(entries: list[ListedEntry]) -> None:
     """And to nobody else."""

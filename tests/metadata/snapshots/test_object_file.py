@@ -46,6 +46,7 @@ def opened(rows: Sequence[Listed], node_bytes: int) -> Iterator[ObjectFile]:
 KEYS = st.lists(KEY.map(str.encode), unique=True, max_size=80).map(sorted)
 
 
+@pytest.mark.slow
 @given(KEYS, st.binary(max_size=40), st.integers(1, 400), KEY.map(str.encode), KEY.map(str.encode), st.integers(0, 90))
 def test_what_was_written_is_found(
     keys: list[bytes], record: bytes, node_bytes: int, start: bytes, stop: bytes, count: int
@@ -90,6 +91,7 @@ class Reads:
         return taken
 
 
+@pytest.mark.slow
 def test_opening_costs_the_same_whatever_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two reads of a few kilobytes, and no memory that grows: it used to be all of the file, for every worker."""
     costs = []
@@ -108,6 +110,7 @@ def test_opening_costs_the_same_whatever_the_size(tmp_path: Path, monkeypatch: p
     assert all(size_bytes < 20_000 and peak < 200_000 for _, size_bytes, peak in costs)
 
 
+@pytest.mark.slow
 def test_a_look_up_reads_a_node_of_each_level_and_keeps_the_branches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_look_up_reads_a_node_of_each_level_and_keeps_the_branches(
     file.close()
 
 
+@pytest.mark.slow
 def test_every_byte_that_is_read_is_verified(tmp_path: Path) -> None:
     """Whichever byte is flipped: some key is refused or all are as they were; none is missing or another."""
     rows = rows_of(400)

@@ -248,6 +248,7 @@ async def upload(client: Client, name: str, sizes: list[int]) -> tuple[str, dict
     return upload_id, etags, bodies
 
 
+@pytest.mark.slow
 @with_a_client(slot(PART_BYTES + 100))
 async def test_an_upload_larger_than_the_buffer_succeeds(client: Client) -> None:
     """Its parts go where there is room: here, or to the origin's upload. The 200 of Complete is the origin's then."""
@@ -359,6 +360,7 @@ def crc32_of(content: bytes) -> str:
     return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
 
 
+@pytest.mark.slow
 def test_parts_at_the_origin_are_remembered_by_the_next_process(tmp_path: Path) -> None:
     """The journal says where each part is."""
     found: list[Any] = []

@@ -42,6 +42,7 @@ async def test_a_deletion_that_only_the_origin_can_judge_deletes_nothing_here(
     assert client.origin.data("bucket", "back/k") == b"kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["DeleteObject", "DeleteObjects"])
 @with_a_client()
 async def test_a_deletion_cuts_off_the_upload_that_is_on_its_way(client: Client, how: str) -> None:

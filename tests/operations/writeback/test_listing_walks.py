@@ -140,6 +140,7 @@ async def two_workers(directory: Path, slot: Slot) -> AsyncIterator[tuple[Client
             await other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE], ids=["strict", "ttl", "immutable"])
 def test_every_page_lists_what_was_written(tmp_path: Path, slot: Slot) -> None:
     """Whatever is flushed between two pages, whichever worker answers, and whatever the index knew before."""

@@ -44,6 +44,7 @@ async def test_a_checksum_that_create_has_not_announced_is_not_sent_on(client: C
     assert client.origin.data("bucket", "back/m") == b"body"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["COMPOSITE", "FULL_OBJECT"])
 @with_a_client()
 async def test_parts_with_checksums_are_numbered_without_a_gap(client: Client, kind: str) -> None:

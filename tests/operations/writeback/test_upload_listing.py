@@ -63,6 +63,7 @@ def rolled_up(uploads: Sequence[Row], prefix: str, delimiter: str) -> set[Row]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @with_a_client(EVERYWHERE)
 async def test_every_upload_is_listed_once_by_the_id_that_clients_have(client: Client, seed: int) -> None:

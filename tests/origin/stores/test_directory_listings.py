@@ -87,6 +87,7 @@ def test_a_tree_is_listed_as_s3_lists_its_keys(
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names_max", [1000, 1_000_000])
 async def test_a_directory_with_many_names_is_listed_whole(
     nas: DirectoryOrigin, names_max: int, monkeypatch: pytest.MonkeyPatch

@@ -173,6 +173,7 @@ async def test_a_datanode_that_breaks_off_is_left_out(cluster: WebHdfsCluster, c
     assert cluster.asked[-2].who == "datanode 1"
 
 
+@pytest.mark.slow
 async def test_a_datanode_that_says_nothing_is_left_out(cluster: WebHdfsCluster) -> None:
     """After the time for the first byte."""
     cluster.put(f"/data/{BUCKET}/k", LARGE)

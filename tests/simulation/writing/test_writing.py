@@ -63,6 +63,7 @@ def test_a_seed_replays() -> None:
     assert play_writing(setting).said == play_writing(setting).said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 1, 2])
 def test_it_is_the_node_that_has_an_upload_of_which_conflicts_come(monkeypatch: Patch, cut: int) -> None:
     """One node flushes a key, and another that the bucket does not answer acknowledges an upload of it: a conflict

@@ -258,6 +258,7 @@ async def test_the_same_name_saved_again_is_shown_as_that_save(harness: AdminHar
     assert (again["state"], again["save_seconds"], again["files"]) == ("acknowledged", 5.0, 3)
 
 
+@pytest.mark.slow
 async def test_checkpoints_are_counted_by_slot_and_state(harness: AdminHarness) -> None:
     """Every state, also where there is none; again and again."""
     told = metrics.CHECKPOINTS.kept

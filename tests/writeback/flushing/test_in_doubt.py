@@ -191,6 +191,7 @@ async def test_what_was_begun_at_another_time_is_another_writers(node: Node, sec
     assert len(node.bucket.uploads) == (1 if seconds_before > TOLD_APART_SECONDS else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds_before", "is_ours"), [(100.0, True), (130.0, False)])
 async def test_an_origin_that_does_not_tell_the_time_is_given_two_minutes(
     node: Node, seconds_before: float, is_ours: bool

@@ -499,6 +499,7 @@ async def test_a_clock_that_was_set_back_keeps_nothing_waiting(buffer: Buffer) -
     await buffer.flushed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_what_is_acknowledged_by_a_clock_that_was_just_set_back_is_flushed_soon(
     buffer: Buffer, hurried: bool

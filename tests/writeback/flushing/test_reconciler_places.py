@@ -444,6 +444,7 @@ async def test_a_key_that_failed_among_many_does_not_wait_long_for_them(buffer: 
     assert await passes(400, hot_again, step=0.5)
 
 
+@pytest.mark.slow
 async def test_keys_that_hang_keep_no_others_waiting(buffer: Buffer) -> None:
     """Each takes its place for some seconds only: 30 of them, and what was acknowledged behind."""
     await buffer.learn()

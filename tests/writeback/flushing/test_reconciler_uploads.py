@@ -315,6 +315,7 @@ async def test_parts_take_the_bandwidth_of_their_slot(buffer: Buffer) -> None:
     assert counted(metrics.ORIGIN_BYTES, slot="mine", purpose="flush") == counted(metrics.ORIGIN_BYTES) > 0
 
 
+@pytest.mark.slow
 async def test_a_part_that_complete_leaves_out_is_no_damage(buffer: Buffer) -> None:
     """Large objects have all places of the lane: a part waits for one while its client completes without it."""
     await buffer.learn()
@@ -657,6 +658,7 @@ def test_a_look_reads_what_it_can_start(tmp_path: Path) -> None:
     assert steps[100] <= steps[10] * 1.2 + 50
 
 
+@pytest.mark.slow
 async def test_an_upload_with_which_the_client_goes_on_stays(buffer: Buffer) -> None:
     """A part that was acknowledged since is not thrown away with those of which the origin has made the object."""
     upload = await in_doubt(buffer)

@@ -190,6 +190,7 @@ def test_a_change_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     with_journal(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_many_changes_share_a_commit(tmp_path: Path) -> None:
     """What waits while a commit is under way goes into the next one: a sync of the disk for all of it."""
 

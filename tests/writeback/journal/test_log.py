@@ -73,7 +73,8 @@ def test_no_flipped_bit_loses_more_than_the_last_commit_unseen(written: Path, tm
     assert refused > len(offsets) // 2
 
 
-@pytest.mark.parametrize("step", [3989, pytest.param(997, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3989, 997])
 def test_a_log_that_was_cut_short_is_whole(written: Path, tmp_path: Path, step: int) -> None:
     """At any length: what was synced is there, and of the rest nothing is said."""
     whole = (written / "journal-wal").read_bytes()
