@@ -12,7 +12,8 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -95,7 +96,7 @@ class RedisLink:
         self._is_busy = False
         """Something is asked, or will be in the next turn of the loop."""
         self._asked: list[_Question] = []
-        self._patience: asyncio.TimerHandle | None = None
+        self._patience: _Patience | None = None
         self._for_task: list[_Question] = []
         self._task_has_work = asyncio.Event()
         self._primary: Primary | None = None
@@ -168,7 +169,7 @@ class RedisLink:
         words: list[Word] = [self.store]
         for question in batch:
             words += question.words
-        self._patience = asyncio.get_running_loop().call_later(ANSWER_SECONDS_MAX, self._lose_patience)
+        self._patience = _Patience(ANSWER_SECONDS_MAX, self._lose_patience)
         self._primary.ask(words, partial(self._take, self._primary))
 
     def _take(self, primary: Primary, reply: Any) -> None:
@@ -230,7 +231,7 @@ class RedisLink:
     async def _answer(self, batch: list[_Question]) -> None:
         try:
             primary = await self._connected()
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            async with _patient(ANSWER_SECONDS_MAX):
                 if batch[0].script is ASK:
                     words = [self.store, *(word for one in batch for word in one.words)]
                     reply = await primary.call(ASK, words)
@@ -286,6 +287,31 @@ def _reason(error: Exception) -> str:
     return reason[:REASON_CHARACTERS_MAX]
 
 
+class _Patience:
+    """Calls `lose` after some seconds, but not before what arrived while the event loop stood still has been read."""
+
+    def __init__(self, seconds: float, lose: Callable[[], None]) -> None:
+        self._loop, self._lose = asyncio.get_running_loop(), lose
+        self._timer = self._loop.call_later(seconds, self._look_again)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look_again(self) -> None:
+        late_seconds = self._loop.time() - self._timer.when()
+        self._timer = self._loop.call_later(late_seconds, self._lose)
+
+
+@asynccontextmanager
+async def _patient(seconds: float) -> AsyncIterator[None]:
+    async with asyncio.timeout(None) as limit:
+        patience = _Patience(seconds, lambda: limit.reschedule(0))
+        try:
+            yield
+        finally:
+            patience.cancel()
+
+
 class _Wire(asyncio.Protocol):
     """Commands and their replies over a connection that redis-py has made.
 
@@ -297,6 +323,7 @@ class _Wire(asyncio.Protocol):
         self._reader = Reader(notEnoughData=_NOTHING_YET)
         self._takers: deque[Callable[[Any], None]] = deque()
         self._transport: asyncio.Transport = connection._writer.transport
+        self._is_lost = False
         self._transport.set_protocol(self)
 
     def send(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
@@ -314,6 +341,7 @@ class _Wire(asyncio.Protocol):
 
     async def close(self) -> None:
         self._takers.clear()
+        self._abort()  # redis-py would first send the rest: to a server that stands still, that never ends
         await self._connection.disconnect(nowait=True)
 
     def data_received(self, data: bytes) -> None:
@@ -322,13 +350,18 @@ class _Wire(asyncio.Protocol):
             while (reply := self._reader.gets()) is not _NOTHING_YET:
                 self._takers.popleft()(reply)
         except (HiredisError, IndexError) as error:
-            self._end(ConnectionError(f"it does not speak Redis' protocol: {error}"))
+            self._abort()
+            self._tell(ConnectionError(f"it does not speak Redis' protocol: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(ConnectionError(f"the connection was closed: {error}" if error else "the connection was closed"))
+        self._is_lost = True
+        self._tell(ConnectionError(f"the connection was closed: {error}" if error else "the connection was closed"))
 
-    def _end(self, error: Exception) -> None:
-        self._transport.abort()
+    def _abort(self) -> None:
+        if not self._is_lost:  # asyncio's transport fails when it is told to end once more
+            self._transport.abort()
+
+    def _tell(self, error: Exception) -> None:
         takers, self._takers = self._takers, deque()
         for take in takers:
             take(error)

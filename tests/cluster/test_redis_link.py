@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -15,7 +17,7 @@ import trustme
 
 from gateway.cluster import redis_link
 from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Primary, RedisLink, RedisPlace
-from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question
+from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question, rows_question
 from gateway.core.errors import RegistryAway
 from tests.cluster.test_scripts import NODES, Dice, Pair
 from tests.support.connections import answering
@@ -141,6 +143,82 @@ async def test_pauses_grow_and_a_good_answer_ends_them(tmp_path: Path) -> None:
             await stamp(link)
         assert "closed" in await away(link)
         assert link._again_at - clock.monotonic() == pytest.approx(0.1)
+
+
+async def test_an_answer_that_came_while_the_event_loop_stood_still_is_in_time(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that takes several turns of the loop to read, and one that a task waits for."""
+    send = redis_link._Wire.send
+
+    def stand_still(wire: Any, words: Any, take: Any) -> None:
+        send(wire, words, take)
+        monkeypatch.setattr(redis_link._Wire, "send", send)
+        time.sleep(0.6)
+
+    async with linked(place(server)) as (link, _):
+        keys = [f"{number:03}" + "x" * 2000 for number in range(500)]
+        await link.ask(question("stamp", "bucket", keys))
+        monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 0.2)
+        calls = [
+            lambda: stamp(link),
+            lambda: link.ask(rows_question("bucket", b"", b"y")),
+            lambda: link.call(FORGET, ["nobody", "no-store", 0]),
+            link.run_of_primary,
+        ]
+        for call in calls:
+            monkeypatch.setattr(redis_link._Wire, "send", stand_still)
+            await call()
+
+
+async def test_a_connection_that_is_given_up_is_closed_although_not_all_is_sent(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stands still would never take the rest. Nor does its end disturb the event loop."""
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    async with linked(place(server)) as (link, _):
+        await stamp(link)
+        assert link._primary is not None
+        connection = link._primary._wire._transport.get_extra_info("socket")
+        server.freeze()
+        try:
+            monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 0.1)
+            with pytest.raises(RegistryAway, match="no answer in time"):
+                await link.ask(question("look", "bucket", ["x" * 30_000_000]))
+            await asyncio.sleep(0.1)
+            assert connection.fileno() == -1
+        finally:
+            server.go_on()
+        await asyncio.sleep(0.1)
+    assert problems == []
+
+
+async def test_a_server_that_hangs_up_before_it_has_all_disturbs_nothing_but_the_question(server: RedisServer) -> None:
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    wire = Wire(server)
+    is_asked = asyncio.Event()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passing = asyncio.ensure_future(wire.carry(reader, writer))
+        await is_asked.wait()
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+        writer.write_eof()
+        await asyncio.sleep(0.2)
+        while await reader.read(1 << 20):
+            pass
+
+    async with answering(carry) as port, linked(RedisPlace((("127.0.0.1", port),))) as (link, _):
+        await stamp(link)
+        asked = asyncio.create_task(link.ask(question("look", "bucket", ["x" * 30_000_000])))
+        await asyncio.sleep(0)
+        is_asked.set()
+        with pytest.raises(RegistryAway, match="closed"):
+            await asked
+        await asyncio.sleep(0.1)
+    assert problems == []
 
 
 async def test_an_answer_that_drips_is_no_answer(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
