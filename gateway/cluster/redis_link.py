@@ -42,6 +42,8 @@ BATCH_WORDS_MAX: Final = 1500
 QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
+OTHER_RUN: Final = "this process asks another run of Redis than this node believes"
+
 _NOTHING_YET: Final = object()
 _NO_SCRIPT: Final = "NOSCRIPT"
 _KEEPS: Final = "noeviction"
@@ -79,6 +81,9 @@ class Answer(NamedTuple):
 class _Question(NamedTuple):
     script: Script
     words: Sequence[Word]
+    run: str
+    """The only run that it may reach; empty: any."""
+
     answer: asyncio.Future[Answer]
 
 
@@ -109,18 +114,18 @@ class RedisLink:
         self.problem = ""
         """Why the last call failed; empty: it did not."""
 
-    async def ask(self, question: Sequence[Word]) -> Answer:
-        """Ask one of the questions that ASK takes. Raise RegistryAway."""
-        return await self.call(ASK, question)
+    async def ask(self, question: Sequence[Word], run: str = "") -> Answer:
+        """Ask one of the questions that ASK takes. Raise RegistryAway, also if the primary is of another run."""
+        return await self.call(ASK, question, run)
 
-    async def call(self, script: Script, words: Sequence[Word]) -> Answer:
+    async def call(self, script: Script, words: Sequence[Word], run: str = "") -> Answer:
         """Run a script. Raise RegistryAway."""
         if self._primary is None and self._clock.monotonic() < self._again_at:
             raise RegistryAway(self.problem)
         if self._queued_words > QUEUE_WORDS_MAX:
             raise RegistryAway("too many questions to Redis wait")
         loop = asyncio.get_running_loop()
-        question = _Question(script, words, loop.create_future())
+        question = _Question(script, words, run, loop.create_future())
         self._queue.append(question)
         self._queued_words += len(words)
         if not self._is_busy:
@@ -159,6 +164,11 @@ class RedisLink:
     def _go_on(self) -> None:
         """Ask what has gathered, if anything has."""
         batch = self._next_batch()
+        if self._primary is not None and not self._is_outdated:
+            batch = _meant_for(self._primary.run, batch)
+        if not batch and self._queue:
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
         self._is_busy = bool(batch)
         if not batch:
             return
@@ -231,6 +241,10 @@ class RedisLink:
     async def _answer(self, batch: list[_Question]) -> None:
         try:
             primary = await self._connected()
+            batch = _meant_for(primary.run, batch)
+            if not batch:
+                self._go_on()
+                return
             async with _patient(ANSWER_SECONDS_MAX):
                 if batch[0].script is ASK:
                     words = [self.store, *(word for one in batch for word in one.words)]
@@ -280,6 +294,14 @@ class RedisLink:
         self._is_busy = False
         self._end_asked()
         self._give_up()
+
+
+def _meant_for(run: str, batch: list[_Question]) -> list[_Question]:
+    """Return the questions that may reach a run. The others fail unsent: it would carry out what they ask."""
+    for question in batch:
+        if question.run not in ("", run) and not question.answer.done():
+            question.answer.set_exception(RegistryAway(OTHER_RUN))
+    return [question for question in batch if question.run in ("", run)]
 
 
 def _reason(error: Exception) -> str:

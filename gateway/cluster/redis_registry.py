@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.cluster.belief import Belief
 from gateway.cluster.members import View
-from gateway.cluster.redis_link import RedisLink
+from gateway.cluster.redis_link import OTHER_RUN, RedisLink
 from gateway.cluster.scripts import ROWS_MAX, Entry, Word, holders_question, key_bytes, question, rows_question
 from gateway.core.clock import Clock
 from gateway.core.errors import RegistryAway
@@ -114,11 +114,11 @@ class RedisRegistry:
         belief = self._believed()
         if self._link.run_of_connection not in ("", belief.run):  # it was not used since another run is believed
             self._link.renew()
-        answer = await self._link.ask(asked)
+        answer = await self._link.ask(asked, belief.run)
         belief = self._believed()
         if answer.run != belief.run:
             self._link.renew()
-            raise RegistryAway("this process asks another run of Redis than this node believes")
+            raise RegistryAway(OTHER_RUN)
         if answer.floor > belief.horizon:
             raise RegistryAway("Redis has forgotten changes that this node has not applied")
         return _number_of(belief.run), answer.value

@@ -258,6 +258,22 @@ async def test_what_does_not_speak_the_protocol_is_no_server(server: RedisServer
         await stamp(link)
 
 
+async def test_a_question_to_another_run_is_not_carried_out(server: RedisServer) -> None:
+    """Over a new connection and over one that has answered; questions to this run, and those behind it, are."""
+    async with linked(place(server)) as (link, _):
+        for number in range(2):
+            asked = [
+                asyncio.create_task(link.ask(question("claim", "bucket", [f"{name}-{number}", "token"]), run))
+                for name, run in (("other", "0" * 16), ("any", ""), ("own", link.run_of_connection), ("more", "1"))
+            ]
+            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30.0)
+            assert [isinstance(one, RegistryAway) for one in answers] == [True, False, False, True]
+            with pytest.raises(RegistryAway, match="another run"):
+                await link.ask(question("claim", "bucket", [f"alone-{number}", "token"]), "2")
+        found = await link.ask(question("look", "bucket", ["other-0", "other-1", "more-0", "more-1", "alone-1"]))
+        assert found.value == [None] * 5
+
+
 async def test_a_word_that_cannot_be_sent_fails_at_once(server: RedisServer) -> None:
     async with linked(place(server)) as (link, clock):
         await stamp(link)

@@ -534,11 +534,11 @@ async def test_a_claim_is_not_put_again_that_was_settled_meanwhile(tmp_path: Pat
         await a.absorb()
         ask = a.link.ask
 
-        async def asked(question: Sequence[scripts.Word]) -> Answer:
+        async def asked(question: Sequence[scripts.Word], run: str = "") -> Answer:
             if question[0] == "put" and a.journal.pending:
                 a.journal.pending.clear()
                 await ask(scripts.question("settle", BUCKET, ["key", "t1"]))
-            return await ask(question)
+            return await ask(question, run)
 
         a.link.ask = asked  # type: ignore[method-assign]
         await cluster.pass_time(RECONCILE_SECONDS + 2)
@@ -601,10 +601,12 @@ async def test_a_worker_that_is_connected_to_another_run_believes_nothing(tmp_pa
     """Two primaries: it asks the one that nobody tells anything any more."""
     async with cluster_of(tmp_path, "a") as cluster:
         a = cluster["a"]
-        a.of_worker.model = RedisModel(RUNS[2])
+        a.of_worker.model = other = RedisModel(RUNS[2])
         a.of_worker.run_of_connection = RUNS[2]
-        with pytest.raises(RegistryAway, match="another run"):
-            await a.look()
+        for claims in (False, True):  # nor does it tell others there of a write that it will not acknowledge
+            with pytest.raises(RegistryAway, match="another run"):
+                await (a.registry.claim(Claim(key("key"), "token")) if claims else a.look())
+        assert not other.content.entries
         a.of_worker.model = cluster.model
         assert await a.look() == Known()
 

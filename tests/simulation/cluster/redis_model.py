@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cluster import scripts
-from gateway.cluster.redis_link import Answer
+from gateway.cluster.redis_link import OTHER_RUN, Answer
 from gateway.cluster.scripts import Script, Word
 from gateway.core.errors import RegistryAway
 from gateway.core.model import CLAIMS_MAX
@@ -274,8 +274,10 @@ class ModelLink:
         self._check()
         return self.run_of_connection
 
-    async def ask(self, question: Sequence[Word]) -> Answer:
+    async def ask(self, question: Sequence[Word], run: str = "") -> Answer:
         self._check()
+        if run not in ("", self.run_of_connection):
+            raise RegistryAway(OTHER_RUN)
         floor, (value,) = self.model.call(scripts.ASK, [self.store, *question])
         return Answer(self.run_of_connection, int(floor), value)
 
