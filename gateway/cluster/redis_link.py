@@ -431,8 +431,9 @@ class Primary:
         try:
             return await self._send("EVALSHA", script.sha, 1, self._prefix, *words)
         except ReplyError as error:
-            if not str(error).startswith(_NO_SCRIPT):  # somebody has flushed the scripts
+            if not str(error).startswith(_NO_SCRIPT):
                 raise
+            # Somebody has flushed the scripts.
             return await self._send("EVAL", script.text, 1, self._prefix, *words)
 
     def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:

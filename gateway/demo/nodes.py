@@ -24,6 +24,7 @@ from gateway.demo.stack import REGION, DemoError, Interruptions, Servers, starte
 
 NODES_WORKLOAD = Workload(shard_count=8, file_count=200)
 _EPOCHS = 2
+
 _FEW = 0.02
 """More than this share of the data set that comes a second time is worth a remark."""
 
@@ -67,7 +68,7 @@ class NodesReport:
         again = sum(one.bucket_bytes for one in self.epochs[_EPOCHS:]) - self.size_bytes
         if again <= _FEW * self.size_bytes:
             return ""
-        return f" The bucket sent {again / 1e6:.1f} MB again, as a node answered too late: this machine is busy."
+        return f" The bucket sent {again / 1e6:.1f} MB again: a node passes over one that answers late."
 
     def table(self) -> Table:
         size = f"{self.size_bytes / 1e6:.0f} MB"

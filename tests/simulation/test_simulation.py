@@ -74,7 +74,7 @@ def test_rules_hold(dialect: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rule", ["latest", "every-2nd"])
 def test_rules_hold_where_superseded_checkpoints_are_left_out(rule: str) -> None:
-    """Nothing else is lost, and nothing is left out of which no newer one is at the origin: 50 steps of each rule."""
+    """The flush leaves out only what a newer object at the origin supersedes, and loses nothing: 50 steps a rule."""
     often = {"save_run": 6.0, "put": 2.0, "delete": 2.0, "read": 4.0, "trouble": 3.0, "heal": 4.0, "away": 1.0}
     often |= {"pass_time": 8.0, "kill_worker": 1.0, "kill_background": 2.0, "cut_power": 1.0, "others_delete": 1.0}
     left_out = 0

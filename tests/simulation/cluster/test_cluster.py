@@ -233,7 +233,10 @@ ALL_HAPPENS_IN: tuple[tuple[int, Mapping[str, float], int], ...] = (
     (1, {"read": 20.0, "busy": 8.0, "evict": 10.0, "heal": 1.0}, 60),
     (1, MOVES, 100),
 )
-"""What is added to the seed, so that all was seen with the first one when this was written; how often; and steps."""
+"""Each entry adds a number to the seed, says how often each action comes, and counts the steps.
+
+The first seed showed everything when this was written.
+"""
 
 
 @pytest.mark.slow
