@@ -176,11 +176,8 @@ class RedisLink:
             self._leave_to_task(batch)
             return
         self._asked = batch
-        words: list[Word] = [self.store]
-        for question in batch:
-            words += question.words
         self._patience = _Patience(ANSWER_SECONDS_MAX, self._lose_patience)
-        self._primary.ask(words, partial(self._take, self._primary))
+        self._primary.ask(self._words_of(batch), partial(self._take, self._primary))
 
     def _take(self, primary: Primary, reply: Any) -> None:
         if primary is not self._primary:
@@ -238,6 +235,9 @@ class RedisLink:
                 words += len(question.words)
         return batch
 
+    def _words_of(self, batch: list[_Question]) -> list[Word]:
+        return [self.store, *(word for one in batch for word in one.words)]
+
     async def _answer(self, batch: list[_Question]) -> None:
         try:
             primary = await self._connected()
@@ -247,8 +247,7 @@ class RedisLink:
                 return
             async with _patient(ANSWER_SECONDS_MAX):
                 if batch[0].script is ASK:
-                    words = [self.store, *(word for one in batch for word in one.words)]
-                    reply = await primary.call(ASK, words)
+                    reply = await primary.call(ASK, self._words_of(batch))
                 elif batch[0].script is _HANDSHAKE:
                     self.about = await primary.shake_hands()
                     reply = 0, [None]
