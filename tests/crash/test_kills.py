@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import signal
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,6 +29,7 @@ from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.playing import READS, WRITES, Play, Steps, race
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.living_files import living_files
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
 from tests.support.processes import kill_if_there
@@ -192,8 +194,8 @@ def total(gateway: GatewayProcess, name: str) -> float:
 
 def block_bytes_on_disk(gateway: GatewayProcess) -> int:
     """What the block files take, in whole pages."""
-    files = (gateway.directory / "blocks" / "data").rglob("*")
-    return sum(-(-path.stat().st_size // 4096) * 4096 for path in files if path.is_file())
+    files = living_files(gateway.directory / "blocks" / "data")
+    return sum(-(-status.st_size // 4096) * 4096 for _, status in files if stat.S_ISREG(status.st_mode))
 
 
 def unfinished_files(gateway: GatewayProcess) -> list[Path]:

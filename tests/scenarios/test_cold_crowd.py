@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from gateway.origin.hedging import SHARE_MAX
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.living_files import living_files
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -153,20 +154,15 @@ def kill_leading_worker(gateway: GatewayProcess) -> None:
     """Kill a worker that fills a block right now, has written some of it, and has a second's work to do at least."""
     while True:
         pids = gateway.worker_pids()
-        for path in gateway.directory.rglob("partial/w*/*"):
+        for path, status in living_files(gateway.directory / "blocks" / "partial"):
+            if stat.S_ISDIR(status.st_mode):
+                continue
             pid = pids[int(path.parent.name.removeprefix("w"))]
-            if pid is not None and BEGUN_BYTES < _size_bytes(path) < BLOCK_SIZE_BYTES // 2:
+            if pid is not None and BEGUN_BYTES < status.st_size < BLOCK_SIZE_BYTES // 2:
                 with suppress(ProcessLookupError):  # it was killed before, and nobody has noticed yet
                     os.kill(pid, signal.SIGKILL)
                     return
         threading.Event().wait(0.01)
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 @pytest.mark.slow

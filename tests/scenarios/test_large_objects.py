@@ -14,6 +14,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
 from tests.support.gateway_process import GatewayProcess
+from tests.support.living_files import living_files
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -98,9 +99,7 @@ def test_a_large_object_is_read_in_bounded_memory(gateway: tuple[GatewayProcess,
         position += len(data)
         assert own_bytes(process) < WORKER_BYTES_MAX
     assert position == READ_UNTIL
-    on_disk = sum(
-        (Path(folder) / name).stat().st_size for folder, _, names in os.walk(process.directory) for name in names
-    )
+    on_disk = sum(status.st_size for _, status in living_files(process.directory))
     assert on_disk < 600 * 1024**2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway_process import GatewayProcess
+from tests.support.living_files import living_files
 
 
 @pytest.mark.slow
@@ -55,8 +56,8 @@ def test_it_serves_and_stops_in_the_environment_of_a_training_job(variables: dic
 def test_no_mask_keeps_it_from_its_files_or_lets_others_in(mask: int) -> None:
     config: dict[str, dict[str, Any]] = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "server": {"workers": 1}}
     with GatewayProcess(config, before_exec=lambda: (os.umask(mask), None)[1]) as gateway:
-        for path in [gateway.directory, *gateway.directory.rglob("*")]:
-            mode = path.stat().st_mode
+        modes = {path: status.st_mode for path, status in living_files(gateway.directory)}
+        for path, mode in {**modes, gateway.directory: gateway.directory.stat().st_mode}.items():
             assert mode & 0o600 == 0o600, f"{path} {mode:o}"
             assert not mode & 0o002, f"{path} {mode:o}"
         assert gateway.terminate() == 0
