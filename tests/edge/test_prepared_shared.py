@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from tests.support.local_reads import local_gateway
 from tests.support.writing_nodes import WritingNodes, writing_nodes, writing_slot
 
 KEY = "k"
-MANY = 130
-"""Reads after which what was often changed is prepared again."""
+READS_MAX = 20_000
+"""Until one is prepared. It is not their number that counts: the worker must hear that nothing is pending any more."""
 
 
 class Reader(Talker):
@@ -40,6 +41,16 @@ class Reader(Talker):
 
     async def body(self, **fields: str) -> bytes:
         return (await self.read(**fields))[1]
+
+    async def until_prepared(self, read: Callable[[], Awaitable[object]], operation: str = "GetObject") -> None:
+        """Read again and again, until what was prepared answers."""
+        before = prepared(operation)
+        for _ in range(READS_MAX):
+            await read()
+            self.lay()
+            if prepared(operation) > before:
+                return
+        pytest.fail(f"{operation} is never prepared")
 
 
 @asynccontextmanager
@@ -66,12 +77,12 @@ async def test_12_4_a_prepared_read_sees_what_other_nodes_have_written(tmp_path:
             first, second = b"first %d" % number, b"second %d" % number
             assert (await nodes.put(number % 2, KEY, first)).status == 200
             await nodes.flush(number % 2)
-            before = prepared()
-            for _ in range(MANY):
-                assert await client.body() == first
-                assert await client.body(range="bytes=0-3") == first[:4]
-            client.lay()
-            assert prepared() > before
+
+            async def read(expected: bytes = first) -> None:
+                assert await client.body() == expected
+                assert await client.body(range="bytes=0-3") == expected[:4]
+
+            await client.until_prepared(read)
             writer = int("here" not in change)
             if change.startswith("deleted"):
                 assert (await nodes.ask(writer, "DELETE", f"/bucket/{KEY}")).status == 204
@@ -93,14 +104,7 @@ async def test_the_registry_is_asked_once_for_each_read(tmp_path: Path) -> None:
         await nodes.put(0, KEY, b"content")
         await nodes.flush(0)
         for method, operation in (("GET", "GetObject"), ("HEAD", "HeadObject")):
-            before = prepared(operation)
-            for _ in range(2 * MANY):
-                await client.read(method)
-                client.lay()
-                if prepared(operation) > before:
-                    break
-            else:
-                pytest.fail(f"{method} is never prepared")
+            await client.until_prepared(partial(client.read, method), operation)
         writes = nodes.nodes[0].gateway.app.services.cluster_writes
         assert writes is not None
         looks, look, calls = list[object](), writes.registry.look, len(nodes.origin.calls)
