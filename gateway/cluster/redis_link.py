@@ -236,7 +236,10 @@ class RedisLink:
         return batch
 
     def _words_of(self, batch: list[_Question]) -> list[Word]:
-        return [self.store, *(word for one in batch for word in one.words)]
+        words: list[Word] = [self.store]
+        for question in batch:
+            words += question.words
+        return words
 
     async def _answer(self, batch: list[_Question]) -> None:
         try:
@@ -394,6 +397,7 @@ class Primary:
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._wire = _Wire(connection)
         self._prefix = prefix
+        self._mark = b""
         self.run = ""
 
     async def begin(self) -> None:
@@ -422,11 +426,13 @@ class Primary:
         if not (_RUN.fullmatch(of_process) and _RUN.fullmatch(of_primary)):
             raise RegistryAway("it does not name its run: is there a proxy in between?")
         own = os.urandom(8)
-        mark: bytes = await self._send("SET", self._prefix + "i", own, "NX", "GET") or own
-        self.run = xxh3_64_hexdigest(f"{of_process}{of_primary}{about.get('evicted_keys', 0)}{mark.hex()}")
+        self._mark = await self._send("SET", self._prefix + "i", own, "NX", "GET") or own
+        self.run = xxh3_64_hexdigest(f"{of_process}{of_primary}{about.get('evicted_keys', 0)}{self._mark.hex()}")
         return about
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
+        if script is ASK:
+            words = (self._mark, *words)
         try:
             return await self._send("EVALSHA", script.sha, 1, self._prefix, *words)
         except ReplyError as error:
@@ -437,7 +443,7 @@ class Primary:
 
     def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
         """Run ASK. `take` gets its answer, or an exception, where it arrives."""
-        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, *words), take)
+        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, self._mark, *words), take)
 
     async def close(self) -> None:
         """Close the connection without waiting."""

@@ -83,7 +83,8 @@ local function parts(name) return string.match(name, '^([^%z]*)%z(.*)$') end
 ASK = Script(
     "ask",
     """#!lua
-local fb, own, answers, at = KEYS[1], ARGV[1], {}, 2
+local fb, mark, own, answers, at = KEYS[1], ARGV[1], ARGV[2], {}, 3
+if redis.call('GET', fb .. 'i') ~= mark then return redis.error_reply('EMPTIED somebody has emptied the server') end
 """
     + _ENTRIES
     + """
@@ -194,7 +195,8 @@ end
 return {number('f'), answers}
 """,
 )
-"""Takes the asking store, and questions: verb, bucket, count of words, words. Gives the floor and the answers."""
+"""Takes the mark (`i`) that the asker knows, its store, and questions: verb, bucket, count of words, words. Gives the
+floor and the answers, or an error and changes nothing if the mark is another one: all else is gone with it."""
 
 BEAT = Script(
     "beat",

@@ -394,6 +394,20 @@ async def test_a_server_that_somebody_empties_is_another_run(server: RedisServer
         assert await link.run_of_primary() != run
 
 
+async def test_a_server_that_somebody_has_emptied_answers_nothing_more(server: RedisServer) -> None:
+    """12.4 Changes are missing there: no answer counts and nothing is written, also once others know the new run."""
+    async with linked(place(server)) as (link, clock), linked(place(server)) as (other, _):
+        for is_found_by_other in (False, True):
+            await stamp(link)
+            with server.client as client:
+                client.flushall()
+                if is_found_by_other:
+                    await other.run_of_primary()
+                assert await away(link) == "EMPTIED somebody has emptied the server"
+                assert client.dbsize() == is_found_by_other
+            await clock.advance(PAUSE_SECONDS_MAX)
+
+
 async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer) -> None:
     async with linked(place(server)) as (link, _):
         await stamp(link)

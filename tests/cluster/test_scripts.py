@@ -17,6 +17,7 @@ from tests.support.redis_server import RedisServer, programs
 
 PREFIX = scripts.prefix_of("train")
 NODES = [f"node-{number}" for number in range(5)]
+MARK = b"the mark"
 BUCKETS = ["one", "two"]
 VERBS = ("look", "stamp", "claim", "put", "settle", "rows", "own", "holders", "above")
 KEYS = [f"{name}{more}" for name in ("a", "a/b", "ä", "b", "b\0c") for more in ("", "/", "-1", "-2")]
@@ -34,6 +35,7 @@ class Pair:
 
     def __init__(self, server: redis.Redis) -> None:
         server.flushall()
+        server.set(f"{PREFIX}i", MARK)
         self.server = server
         clock = "redis.call('LRANGE', fb .. 'time', 0, 1)"
         self._hashes = {one.name: server.script_load(one.text.replace("redis.call('TIME')", clock)) for one in SCRIPTS}
@@ -50,7 +52,7 @@ class Pair:
         self._set_clock()
 
     def call(self, script: Script, words: Sequence[Word]) -> Any:
-        real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *words)
+        real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *([MARK] if script is ASK else []), *words)
         model = self.model.call(script, words)
         if script is BEAT:
             real, model = (in_order(Beaten(*one)) for one in (real, model))

@@ -72,7 +72,13 @@ class Servers:
     # What happens
 
     def restart(self, how: str) -> None:
-        """Another process takes its place, with all that it had, with what the replica has, or `empty`."""
+        """Another process takes its place, with all that it had, with what the replica has, or `empty`.
+
+        Or somebody has it `emptied`: process and connections stay.
+        """
+        if how == "emptied":
+            self.primary.model.restart_empty(self._run())
+            return
         before, model = self.primary, RedisModel(self._run())
         before.is_down, model.skew_ms = True, before.model.skew_ms
         before.thaws.set()
@@ -135,6 +141,8 @@ class Connected:
         def carry_out(server: Server) -> Any:
             if server.refuses_from is not None and self._servers.clock.monotonic() >= server.refuses_from:
                 raise RegistryAway("NOREPLICAS Not enough good replicas to write.")
+            if script is ASK and not self._knows(server):
+                raise RegistryAway("EMPTIED somebody has emptied the server")
             server.model.now_ms = int(1000 * self._servers.clock.now()) + server.model.skew_ms
             return server.model.call(script, words)
 
@@ -150,6 +158,10 @@ class Connected:
                 take(reply)
 
         self._asking = asyncio.get_running_loop().create_task(answered())
+
+    def _knows(self, server: Server) -> bool:
+        """Return whether nobody has emptied it since the handshake."""
+        return server.model.run == self.run
 
     async def close(self) -> None:
         """What was sent may arrive all the same."""

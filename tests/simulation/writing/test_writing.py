@@ -33,6 +33,7 @@ from tests.simulation.traffic import Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.simulation.world import Setting
 from tests.simulation.writing.judge import WRITING_RULES, Question, SharedHistory, Try, WritingJudge
+from tests.simulation.writing.servers import Connected
 from tests.simulation.writing.world import BUCKET, WritingWorld, play_writing
 
 __all__ = ["quiet"]
@@ -254,6 +255,10 @@ def nodes_sign_before_they_tell(patch: Patch) -> None:
     patch.setattr(RegistryBeats, "_put_all", put_all)
 
 
+def an_emptied_server_still_answers(patch: Patch) -> None:
+    patch.setattr(Connected, "_knows", lambda *_: True)
+
+
 def claims_are_not_confirmed(patch: Patch) -> None:
     async def confirm(*_: Any) -> None:
         """Whatever has become of Redis."""
@@ -372,6 +377,7 @@ CASES = (
     Case("answered writes are read", claims_are_not_made, AWAY),
     Case("answered writes are read", no_other_node_is_asked, {**AWAY, "cut_redis": 2.0}),
     Case("answered writes are read", what_goes_with_a_run_is_remembered, first=23),
+    Case("answered writes are read", an_emptied_server_still_answers, {**READS, "restart_redis": 4.0}, 100, first=13),
     Case("answered writes are read", the_end_of_a_write_is_not_told, READS),
     Case("answered writes are read", only_the_last_claim_of_a_key_is_kept, OVERTAKING, 100),
     Case("what was seen stays", the_beginning_of_a_write_is_not_told, RACES, 120),

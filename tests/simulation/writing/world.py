@@ -672,7 +672,7 @@ class WritingWorld:
 
     async def _do_restart_redis(self) -> None:
         self._trouble()
-        how = self.dice.choice(("empty", "empty", "whole", "behind"))
+        how = self.dice.choice(("empty", "emptied", "whole", "behind"))
         if how == "behind":
             await self._lag()
         self.say(f"    {how}")
