@@ -51,7 +51,10 @@ Handler = Callable[[RequestContext], Answer]
 
 def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     """Answer a request that other nodes' writes may concern; None: none may. `here` answers as a node that is alone."""
-    writes, request = context.cluster_writes, context.request
+    request = context.request
+    # The upload of a part is here, whoever asks; what is copied to it may be anywhere.
+    is_copied_here = request.operation is Operation.UPLOAD_PART_COPY
+    writes = context.services.cluster_writes if is_copied_here else context.cluster_writes
     if writes is None or request.bucket is None:
         return None
     if context.signed_by is None and (store := _store_of_upload(request.parameter("uploadId"), writes.stores)):
@@ -130,6 +133,7 @@ async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handl
 
 async def _when_free(context: RequestContext, writes: ClusterWrites, keys: list[ObjectKey], here: Handler) -> Response:
     known = await writes.free(keys)
+    context.past_memory |= any(told.stamp is None for told in known)
     context.stamps = {key: told.stamp for key, told in zip(keys, known, strict=True)}
     return await awaited(here(context))
 

@@ -128,7 +128,8 @@ class FlushWait:
 
     async def _for_other_nodes(self, key: ObjectKey, slot: Slot) -> None:
         """Wait for what other nodes have pending, if the write comes last over all nodes."""
-        writes, is_conditional = self._context.cluster_writes, has_conditions(self._context.request.headers)
+        # Also if another node asks, for its client's upload.
+        writes, is_conditional = self._context.services.cluster_writes, has_conditions(self._context.request.headers)
         if writes is not None and writes.asks(slot) and (is_conditional or is_marker(key.key, slot.markers)):
             await writes.earlier_flushed(key, root_of(key.key))
 
