@@ -25,7 +25,7 @@ from gateway.operations.list_sources import Listing, ObjectRow, ObjectRows, Sour
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.read_wishes import wants_revalidation
+from gateway.operations.read_wishes import response_overrides, wants_revalidation
 from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry
@@ -108,6 +108,7 @@ async def _read(context: RequestContext, writes: ClusterWrites, here: Handler) -
         if context.signed_by is not None and not context.may_read:
             await writes.free([key])
             continue
+        response_overrides(context)  # refused here: the other node does not know who asks
         reply = await _sent(context, writes, known.store)
         if reply is not None:
             return reply

@@ -128,6 +128,21 @@ def test_what_is_pending_elsewhere_is_read_there(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_caller_that_does_not_sign_chooses_no_headers_of_what_is_pending_elsewhere(tmp_path: Path) -> None:
+    """Nor of what is pending here, or at the bucket."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"content")
+        for number in range(2):
+            chosen = await nodes.get(number, "key?response-content-type=text%2Fhtml")
+            assert (chosen.status, chosen.headers["content-type"]) == (200, "text/html")
+            answer = await nodes.get(number, "key?response-content-type=text%2Fhtml", sign=False)
+            assert (answer.status, text_of(answer.body, "Code")) == (400, "InvalidRequest")
+            assert (await nodes.get(number, "key", sign=False)).body == b"content"
+
+    run(tmp_path, test, allow_unsigned=True)
+
+
 def test_an_overwritten_object_is_not_remembered(tmp_path: Path) -> None:
     async def test(nodes: WritingNodes) -> None:
         await overwrite(nodes)
