@@ -43,6 +43,7 @@ QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
 OTHER_RUN: Final = "this process asks another run of Redis than this node believes"
+EMPTIED: Final = "somebody has emptied Redis"
 
 _NOTHING_YET: Final = object()
 _NO_SCRIPT: Final = "NOSCRIPT"
@@ -248,6 +249,7 @@ class RedisLink:
             async with _patient(ANSWER_SECONDS_MAX):
                 if batch[0].script is ASK:
                     reply = await primary.call(ASK, self._words_of(batch))
+                    await primary.check_not_emptied()
                 elif batch[0].script is _HANDSHAKE:
                     self.about = await primary.shake_hands()
                     reply = 0, [None]
@@ -394,6 +396,7 @@ class Primary:
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._wire = _Wire(connection)
         self._prefix = prefix
+        self._mark = b""
         self.run = ""
 
     async def begin(self) -> None:
@@ -424,6 +427,7 @@ class Primary:
         own = os.urandom(8)
         mark: bytes = await self._send("SET", self._prefix + "i", own, "NX", "GET") or own
         self.run = xxh3_64_hexdigest(f"{of_process}{of_primary}{about.get('evicted_keys', 0)}{mark.hex()}")
+        self._mark = mark
         return about
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
@@ -436,8 +440,24 @@ class Primary:
             return await self._send("EVAL", script.text, 1, self._prefix, *words)
 
     def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
-        """Run ASK. `take` gets its answer, or an exception, where it arrives."""
-        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, *words), take)
+        """Run ASK. `take` gets its answer, or an exception, where it arrives.
+
+        An answer counts if the mark is still there behind it: nobody had emptied the server before.
+        """
+        mark, answers = self._mark, list[Any]()
+
+        def judge(found: Any) -> None:
+            [answer] = answers
+            error = next((one for one in (answer, found) if isinstance(one, Exception)), None)
+            take(error or (answer if found == mark else RegistryAway(EMPTIED)))
+
+        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, *words), answers.append)
+        self._wire.send(("GET", self._prefix + "i"), judge)
+
+    async def check_not_emptied(self) -> None:
+        """Raise RegistryAway if somebody has emptied the server since its run was found out."""
+        if await self._send("GET", self._prefix + "i") != self._mark:
+            raise RegistryAway(EMPTIED)
 
     async def close(self) -> None:
         """Close the connection without waiting."""

@@ -16,7 +16,7 @@ import redis
 import trustme
 
 from gateway.cluster import redis_link
-from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Primary, RedisLink, RedisPlace
+from gateway.cluster.redis_link import EMPTIED, PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Primary, RedisLink, RedisPlace
 from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question, rows_question
 from gateway.core.errors import RegistryAway
 from tests.cluster.test_scripts import NODES, Dice, Pair
@@ -392,6 +392,19 @@ async def test_a_server_that_somebody_empties_is_another_run(server: RedisServer
         with server.client as client:
             client.flushall()
         assert await link.run_of_primary() != run
+
+
+async def test_a_server_that_somebody_has_emptied_answers_nothing_more(server: RedisServer) -> None:
+    """12.4 Changes are missing there, so no answer counts, also once another process has found the new run."""
+    async with linked(place(server)) as (link, clock), linked(place(server)) as (other, _):
+        for is_found_by_other in (False, True):
+            await stamp(link)
+            with server.client as client:
+                client.flushall()
+            if is_found_by_other:
+                await other.run_of_primary()
+            assert await away(link) == EMPTIED
+            await clock.advance(PAUSE_SECONDS_MAX)
 
 
 async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer) -> None:
