@@ -108,6 +108,9 @@ def _answer(context: RequestContext) -> Answer:
             return answer
     elif services.buffer_closed:
         _check_without_buffer(context)
+        is_of_uploads = context.request.operation is Operation.LIST_MULTIPART_UPLOADS
+        if is_of_uploads and context.cluster_writes is not None:
+            return _uploads(context) or _origin_answer(context)
     return _origin_answer(context)
 
 
@@ -318,8 +321,13 @@ def _of_bucket(context: RequestContext) -> Answer | None:
             return None  # list_objects merges pending entries
         return _when_all_flushed(context)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
-        return list_uploads(context) if is_plain(request) and may_concern_uploads(context) else None
+        return _uploads(context)
     return _when_all_flushed(context) if is_about_objects(request) else None
+
+
+def _uploads(context: RequestContext) -> Answer | None:
+    """Answer ListMultipartUploads; None: no node may have uploads there."""
+    return list_uploads(context) if is_plain(context.request) and may_concern_uploads(context) else None
 
 
 def _pending_keys(context: RequestContext) -> list[ObjectKey]:

@@ -627,6 +627,22 @@ def test_a_node_whose_buffer_is_out_of_reach_does_not_say_that_it_has_nothing(tm
     run(tmp_path, test, asks_all=True)
 
 
+def test_a_node_whose_buffer_is_out_of_reach_lists_the_uploads_of_others(tmp_path: Path) -> None:
+    """12.4 By the ids that their clients have, and not by those of the bucket, which are behind them."""
+
+    async def test(nodes: WritingNodes) -> None:
+        upload_id = await nodes.clients[0].create("key")
+        await until(lambda: bool(nodes.origin.buckets[BUCKET].uploads))
+        services = nodes.nodes[1].gateway.app.services
+        buffer, services.writeback, services.buffer_closed = services.writeback, None, True
+        listing = await nodes.ask(1, "GET", f"/{BUCKET}?uploads")
+        services.writeback, services.buffer_closed = buffer, False
+        assert listing.body.count(b"<Upload>") == 1
+        assert text_of(listing.body, "UploadId") == upload_id
+
+    run(tmp_path, test)
+
+
 def test_no_cache_reaches_all_nodes(tmp_path: Path) -> None:
     async def test(nodes: WritingNodes) -> None:
         nodes.origin.put(BUCKET, "key", b"first")
