@@ -40,6 +40,7 @@ from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.past_the_buffer import (
     FlushWait,
     as_named,
+    for_other_nodes,
     goes_through,
     name_by_bucket_etags,
     names_files,
@@ -111,7 +112,21 @@ def _answer(context: RequestContext) -> Answer:
         is_of_uploads = context.request.operation is Operation.LIST_MULTIPART_UPLOADS
         if is_of_uploads and context.cluster_writes is not None:
             return _uploads(context) or _origin_answer(context)
+        if _stores_object(context):
+            return _behind_other_nodes(context)
     return _origin_answer(context)
+
+
+def _stores_object(context: RequestContext) -> bool:
+    request = context.request
+    is_forwarded = request.operation is Operation.FORWARD and may_store_object(request)
+    return request.key is not None and (request.operation in _WITH_CONDITIONS or is_forwarded)
+
+
+async def _behind_other_nodes(context: RequestContext) -> Response:
+    """Store an object at the origin, behind what other nodes have pending if it is to come last."""
+    await for_other_nodes(context, context.object_key)
+    return await awaited(_origin_answer(context))
 
 
 def _check_homes(context: RequestContext) -> None:

@@ -173,6 +173,27 @@ async def test_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
         assert has(nodes, "run/commit")
 
 
+@pytest.mark.parametrize(
+    ("marker", "headers"), [("_SUCCESS", {}), ("commit", {"If-None-Match": "*"})], ids=["marker", "condition"]
+)
+async def test_a_marker_waits_on_a_node_whose_directory_is_closed(
+    tmp_path: Path, marker: str, headers: dict[str, str]
+) -> None:
+    """12.10 That node absorbs nothing, so it goes through. A shard does not wait."""
+    async with cluster(tmp_path, 2) as nodes:
+        await absorbed(nodes, 0, "run/shard")
+        services = nodes.nodes[1].gateway.app.services
+        buffer, services.writeback, services.buffer_closed = services.writeback, None, True
+        assert (await nodes.put(1, "run/other", b"x")).headers["x-forebay-cache"] == "forwarded"
+        writing = asyncio.create_task(nodes.put(1, f"run/{marker}", b"x", headers=headers))
+        await until(lambda: _is_urgent(nodes, 0, "run/shard") or has(nodes, f"run/{marker}"))
+        assert not has(nodes, f"run/{marker}")
+        await nodes.flush(0)
+        assert (await writing).status == 200
+        assert has(nodes, f"run/{marker}")
+        services.writeback, services.buffer_closed = buffer, False
+
+
 async def test_an_uploaded_marker_that_goes_through_waits_whichever_node_is_asked_to_complete_it(
     tmp_path: Path,
 ) -> None:
