@@ -51,7 +51,8 @@ _Rows = Rows[_Listed]
 async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
     stores = context.cluster_writes.stores if context.cluster_writes is not None else None
-    place = context.buffer.look(lambda tx: _place_in(tx, query))
+    buffer = context.services.writeback  # None: its disk cannot be used; other nodes may have uploads all the same
+    place = buffer.look(lambda tx: _place_in(tx, query)) if buffer is not None else query.place
     if place is not None and stores is not None and place.origin_upload_id == query.id_marker:
         place = await _place_elsewhere(stores, context.request.bucket or "", query)
     listing = _Listing(context, query, place, stores)
@@ -70,8 +71,10 @@ def may_concern_uploads(context: RequestContext) -> bool:
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
-    is_marked = is_place(context.request.parameter("upload-id-marker") or "")
-    return is_marked or context.buffer.look(lambda tx: _is_busy(tx, bucket))
+    if is_place(context.request.parameter("upload-id-marker") or ""):
+        return True
+    buffer = context.services.writeback
+    return buffer is not None and buffer.look(lambda tx: _is_busy(tx, bucket))
 
 
 def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
@@ -143,7 +146,8 @@ class _Listing:
 
     async def own(self, wanted: ListRequest) -> _Rows:
         """Return the uploads that are open on this node."""
-        return self.context.buffer.look(lambda tx: self._own(tx, wanted))
+        buffer = self.context.services.writeback
+        return buffer.look(lambda tx: self._own(tx, wanted)) if buffer is not None else Rows([])
 
     def _own(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """Return all uploads of a key or none: the journal orders them by id."""
@@ -177,8 +181,10 @@ class _Listing:
         """Return the origin's own uploads, without those behind ours."""
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
+        buffer = self.context.services.writeback
         for _ in range(_PAGES_MAX):
-            is_busy = self.stores is not None or self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
+            is_busy = self.stores is not None
+            is_busy = is_busy or (buffer is not None and buffer.look(lambda tx: _is_busy(tx, self.bucket)))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -213,8 +219,10 @@ class _Listing:
 
         One of ours may have ended while the page was on its way: apparently foreign ones are asked for once more.
         """
-        page = await self._ask(wanted, markers)
-        foreign = self.context.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
+        page, buffer = await self._ask(wanted, markers), self.context.services.writeback
+        foreign = list(page.uploads)
+        if buffer is not None:
+            foreign = buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
         if foreign and self.stores is not None:
             theirs = await self.stores.at_origin(self.bucket, list(dict.fromkeys(one.key for one in foreign)))
             foreign = [one for one in foreign if one.upload_id not in theirs]

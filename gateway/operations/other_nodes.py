@@ -25,7 +25,7 @@ from gateway.operations.list_sources import Listing, ObjectRow, ObjectRows, Sour
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.read_wishes import wants_revalidation
+from gateway.operations.read_wishes import response_overrides, wants_revalidation
 from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry
@@ -51,7 +51,10 @@ Handler = Callable[[RequestContext], Answer]
 
 def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     """Answer a request that other nodes' writes may concern; None: none may. `here` answers as a node that is alone."""
-    writes, request = context.cluster_writes, context.request
+    request = context.request
+    # The upload of a part is here, whoever asks; what is copied to it may be anywhere.
+    is_copied_here = request.operation is Operation.UPLOAD_PART_COPY
+    writes = context.services.cluster_writes if is_copied_here else context.cluster_writes
     if writes is None or request.bucket is None:
         return None
     if context.signed_by is None and (store := _store_of_upload(request.parameter("uploadId"), writes.stores)):
@@ -105,6 +108,7 @@ async def _read(context: RequestContext, writes: ClusterWrites, here: Handler) -
         if context.signed_by is not None and not context.may_read:
             await writes.free([key])
             continue
+        response_overrides(context)  # refused here: the other node does not know who asks
         reply = await _sent(context, writes, known.store)
         if reply is not None:
             return reply
@@ -130,6 +134,7 @@ async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handl
 
 async def _when_free(context: RequestContext, writes: ClusterWrites, keys: list[ObjectKey], here: Handler) -> Response:
     known = await writes.free(keys)
+    context.past_memory |= any(told.stamp is None for told in known)
     context.stamps = {key: told.stamp for key, told in zip(keys, known, strict=True)}
     return await awaited(here(context))
 

@@ -40,6 +40,7 @@ from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.past_the_buffer import (
     FlushWait,
     as_named,
+    for_other_nodes,
     goes_through,
     name_by_bucket_etags,
     names_files,
@@ -108,7 +109,24 @@ def _answer(context: RequestContext) -> Answer:
             return answer
     elif services.buffer_closed:
         _check_without_buffer(context)
+        is_of_uploads = context.request.operation is Operation.LIST_MULTIPART_UPLOADS
+        if is_of_uploads and context.cluster_writes is not None:
+            return _uploads(context) or _origin_answer(context)
+        if _stores_object(context):
+            return _behind_other_nodes(context)
     return _origin_answer(context)
+
+
+def _stores_object(context: RequestContext) -> bool:
+    request = context.request
+    is_forwarded = request.operation is Operation.FORWARD and may_store_object(request)
+    return request.key is not None and (request.operation in _WITH_CONDITIONS or is_forwarded)
+
+
+async def _behind_other_nodes(context: RequestContext) -> Response:
+    """Store an object at the origin, behind what other nodes have pending if it is to come last."""
+    await for_other_nodes(context, context.object_key)
+    return await awaited(_origin_answer(context))
 
 
 def _check_homes(context: RequestContext) -> None:
@@ -318,8 +336,13 @@ def _of_bucket(context: RequestContext) -> Answer | None:
             return None  # list_objects merges pending entries
         return _when_all_flushed(context)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
-        return list_uploads(context) if is_plain(request) and may_concern_uploads(context) else None
+        return _uploads(context)
     return _when_all_flushed(context) if is_about_objects(request) else None
+
+
+def _uploads(context: RequestContext) -> Answer | None:
+    """Answer ListMultipartUploads; None: no node may have uploads there."""
+    return list_uploads(context) if is_plain(context.request) and may_concern_uploads(context) else None
 
 
 def _pending_keys(context: RequestContext) -> list[ObjectKey]:

@@ -18,6 +18,7 @@ import pytest
 from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
+from gateway.s3.xml import text_of
 from tests.support.memory_origin.faults import Call, Delay
 from tests.support.waiting import until
 from tests.support.writing_nodes import BUCKET, DirectPeer, WritingNodes, writing_nodes, writing_slot
@@ -169,6 +170,48 @@ async def test_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
         assert not has(nodes, "run/commit")
         await nodes.flush(0)
         assert (await writing).status == 200
+        assert has(nodes, "run/commit")
+
+
+@pytest.mark.parametrize(
+    ("marker", "headers"), [("_SUCCESS", {}), ("commit", {"If-None-Match": "*"})], ids=["marker", "condition"]
+)
+async def test_a_marker_waits_on_a_node_whose_directory_is_closed(
+    tmp_path: Path, marker: str, headers: dict[str, str]
+) -> None:
+    """12.10 That node absorbs nothing, so it goes through. A shard does not wait."""
+    async with cluster(tmp_path, 2) as nodes:
+        await absorbed(nodes, 0, "run/shard")
+        services = nodes.nodes[1].gateway.app.services
+        buffer, services.writeback, services.buffer_closed = services.writeback, None, True
+        assert (await nodes.put(1, "run/other", b"x")).headers["x-forebay-cache"] == "forwarded"
+        writing = asyncio.create_task(nodes.put(1, f"run/{marker}", b"x", headers=headers))
+        await until(lambda: _is_urgent(nodes, 0, "run/shard") or has(nodes, f"run/{marker}"))
+        assert not has(nodes, f"run/{marker}")
+        await nodes.flush(0)
+        assert (await writing).status == 200
+        assert has(nodes, f"run/{marker}")
+        services.writeback, services.buffer_closed = buffer, False
+
+
+async def test_an_uploaded_marker_that_goes_through_waits_whichever_node_is_asked_to_complete_it(
+    tmp_path: Path,
+) -> None:
+    """12.10 The node that has the upload is asked by another one."""
+    async with cluster(tmp_path, 2) as nodes:
+        begun = await nodes.ask(1, "POST", f"/{BUCKET}/run/commit?uploads")
+        upload_id = text_of(begun.body, "UploadId") or ""
+        target = f"run/commit?uploadId={upload_id}"
+        stored = await nodes.put(1, f"{target}&partNumber=1", b"x")
+        await absorbed(nodes, 0, "run/shard")
+        part = f"<Part><PartNumber>1</PartNumber><ETag>{stored.headers['etag']}</ETag></Part>"
+        document = f"<CompleteMultipartUpload>{part}</CompleteMultipartUpload>".encode()
+        only_new = {"If-None-Match": "*"}
+        completing = asyncio.create_task(nodes.ask(0, "POST", f"/{BUCKET}/{target}", body=document, headers=only_new))
+        await until(lambda: _is_urgent(nodes, 0, "run/shard") or has(nodes, "run/commit"))
+        assert not has(nodes, "run/commit")
+        await nodes.flush(0)
+        assert (await completing).status == 200
         assert has(nodes, "run/commit")
 
 

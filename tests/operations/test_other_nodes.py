@@ -128,6 +128,21 @@ def test_what_is_pending_elsewhere_is_read_there(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_caller_that_does_not_sign_chooses_no_headers_of_what_is_pending_elsewhere(tmp_path: Path) -> None:
+    """Nor of what is pending here, or at the bucket."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"content")
+        for number in range(2):
+            chosen = await nodes.get(number, "key?response-content-type=text%2Fhtml")
+            assert (chosen.status, chosen.headers["content-type"]) == (200, "text/html")
+            answer = await nodes.get(number, "key?response-content-type=text%2Fhtml", sign=False)
+            assert (answer.status, text_of(answer.body, "Code")) == (400, "InvalidRequest")
+            assert (await nodes.get(number, "key", sign=False)).body == b"content"
+
+    run(tmp_path, test, allow_unsigned=True)
+
+
 def test_an_overwritten_object_is_not_remembered(tmp_path: Path) -> None:
     async def test(nodes: WritingNodes) -> None:
         await overwrite(nodes)
@@ -361,6 +376,79 @@ def test_a_copy_waits_for_its_source(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+async def begun_upload(nodes: WritingNodes, *, is_known_to_bucket: bool = True) -> str:
+    """The id of an upload that node 0 has. It copies itself what the bucket cannot copy to it."""
+    if not is_known_to_bucket:
+        nodes.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Unreachable(), times=None)
+    begun = await nodes.ask(0, "POST", f"/{BUCKET}/target?uploads")
+    upload_id = text_of(begun.body, "UploadId") or ""
+    assert upload_id.startswith(nodes.clients[0].buffer.node_id)
+    return upload_id
+
+
+async def copied_part(nodes: WritingNodes, number: int, upload_id: str) -> Answer:
+    headers = {"x-amz-copy-source": f"/{BUCKET}/key"}
+    return await nodes.put(number, f"target?partNumber=1&uploadId={upload_id}", b"", headers=headers)
+
+
+async def etag_of_copied(nodes: WritingNodes, number: int, upload_id: str) -> str | None:
+    answer = await copied_part(nodes, number, upload_id)
+    assert answer.status == 200, answer.body
+    return text_of(answer.body, "ETag")
+
+
+@pytest.mark.parametrize(("asked", "has_source"), [(0, 1), (1, 1), (2, 1)], ids=["upload's", "source's", "third"])
+def test_a_copied_part_has_what_another_node_has_pending(tmp_path: Path, asked: int, has_source: int) -> None:
+    """12.4 Whichever node the client asks: the one that has the upload, the one that has the source, or another one."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(has_source, "key", b"first")
+        await nodes.flush(has_source)
+        upload_id = await begun_upload(nodes)
+        second = await nodes.put(has_source, "key", b"second")
+        assert nodes.is_pending(has_source, "key")
+        copying = asyncio.create_task(etag_of_copied(nodes, asked, upload_id))
+        await until(lambda: (0, has_source) in nodes.direct or copying.done())
+        await nodes.flush(has_source)
+        assert await copying == second.headers["etag"]
+
+    run(tmp_path, test, 3)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_copied_part_has_what_went_through_another_node(tmp_path: Path, asked: int) -> None:
+    """12.4 The node that has the upload remembers the version before."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(1, "key", b"first")
+        await nodes.flush(1)
+        upload_id = await begun_upload(nodes, is_known_to_bucket=False)
+        assert (await nodes.get(0, "key")).body == b"first"
+        second = await nodes.put(1, "key", b"second", headers={"if-match": "*"})
+        assert second.headers["x-forebay-cache"] != "absorbed"
+        assert await etag_of_copied(nodes, asked, upload_id) == second.headers["etag"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_node_that_believes_no_registry_copies_nothing_that_it_remembers(tmp_path: Path, asked: int) -> None:
+    """12.11 The node that changed the source told only the registry, which this one does not believe now."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(1, "key", b"first")
+        await nodes.flush(1)
+        upload_id = await begun_upload(nodes, is_known_to_bucket=False)
+        assert (await nodes.get(0, "key")).body == b"first"
+        second = await nodes.put(1, "key", b"second", headers={"if-match": "*"})
+        writes = nodes.nodes[0].gateway.app.services.cluster_writes
+        assert writes is not None
+        writes.registry = AskAll(cast("PeerStores", writes.stores), writes.asks)
+        assert await etag_of_copied(nodes, asked, upload_id) == second.headers["etag"]
+
+    run(tmp_path, test)
+
+
 def test_a_node_that_does_not_answer_is_never_replaced_by_an_older_version(tmp_path: Path) -> None:
     async def test(nodes: WritingNodes) -> None:
         await overwrite(nodes)
@@ -537,6 +625,22 @@ def test_a_node_whose_buffer_is_out_of_reach_does_not_say_that_it_has_nothing(tm
         assert (await nodes.get(1, "key")).body == b"first"
 
     run(tmp_path, test, asks_all=True)
+
+
+def test_a_node_whose_buffer_is_out_of_reach_lists_the_uploads_of_others(tmp_path: Path) -> None:
+    """12.4 By the ids that their clients have, and not by those of the bucket, which are behind them."""
+
+    async def test(nodes: WritingNodes) -> None:
+        upload_id = await nodes.clients[0].create("key")
+        await until(lambda: bool(nodes.origin.buckets[BUCKET].uploads))
+        services = nodes.nodes[1].gateway.app.services
+        buffer, services.writeback, services.buffer_closed = services.writeback, None, True
+        listing = await nodes.ask(1, "GET", f"/{BUCKET}?uploads")
+        services.writeback, services.buffer_closed = buffer, False
+        assert listing.body.count(b"<Upload>") == 1
+        assert text_of(listing.body, "UploadId") == upload_id
+
+    run(tmp_path, test)
 
 
 def test_no_cache_reaches_all_nodes(tmp_path: Path) -> None:

@@ -211,8 +211,9 @@ async def writing_nodes(
     writeback: bool = True,
     asks_all: bool = False,
     clock: Clock | None = None,
+    **options: Any,
 ) -> AsyncIterator[WritingNodes]:
-    """`asks_all`: there is no registry, and nodes ask each other."""
+    """`asks_all`: there is no registry, and nodes ask each other. `options` are of `gateway_app`."""
     clock = clock or SystemClock()
     origin = MemoryOrigin(clock)
     origin.create_bucket(BUCKET)
@@ -221,7 +222,8 @@ async def writing_nodes(
     nodes, of_flush = list[PeerGateway](), list[dict[str, Any]]()
     async with AsyncExitStack() as stack:
         for number in range(count):
-            opened = peer_gateway(directory / str(number), origin=origin, slots=slots, writeback=writeback, clock=clock)
+            own = {"origin": origin, "slots": slots, "writeback": writeback, "clock": clock, **options}
+            opened = peer_gateway(directory / str(number), **own)
             nodes.append(await stack.enter_async_context(opened))
         members = [Member(f"n{number}", f"n{number}:9002", store=_store(nodes[number])) for number in range(count)]
         for number, node in enumerate(nodes):

@@ -26,7 +26,6 @@ from gateway.operations.context import Answer, CacheLabel, RequestContext, Respo
 from gateway.operations.payload import announced_bytes
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.policy.slots import Slot
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import NO_HEADERS, etag_matches, multipart_etag, unquote, without
 from gateway.s3.requests import Operation, parse_copy_source
@@ -123,14 +122,8 @@ class FlushWait:
             if prefix is not None and prefix not in self._waited:
                 await self.for_prefix(key.bucket, prefix)
                 self._waited.append(prefix)
-            await self._for_other_nodes(key, slot)
+            await for_other_nodes(self._context, key)
         await self.for_keys([key])
-
-    async def _for_other_nodes(self, key: ObjectKey, slot: Slot) -> None:
-        """Wait for what other nodes have pending, if the write comes last over all nodes."""
-        writes, is_conditional = self._context.cluster_writes, has_conditions(self._context.request.headers)
-        if writes is not None and writes.asks(slot) and (is_conditional or is_marker(key.key, slot.markers)):
-            await writes.earlier_flushed(key, root_of(key.key))
 
     async def for_files(self, content: bytes | None) -> None:
         """Wait for everything that a manifest names under the request's key, whichever node writes it.
@@ -207,6 +200,15 @@ class FlushWait:
         """Name a key, but hide one that the caller may not touch, and that only comes before (for_turn)."""
         is_covered = self._context.grant.covers(key.bucket, key.key)
         return str(key) if is_covered else "A key that comes before, and is not among yours,"
+
+
+async def for_other_nodes(context: RequestContext, key: ObjectKey) -> None:
+    """Wait for what other nodes have pending, if a write comes last over all nodes. S3Error 503."""
+    writes, slot = context.services.cluster_writes, context.services.slots.find(*key)  # also if another node asks
+    if writes is None or slot.write != "back" or not writes.asks(slot):
+        return
+    if has_conditions(context.request.headers) or is_marker(key.key, slot.markers):
+        await writes.earlier_flushed(key, root_of(key.key))
 
 
 async def until_next_look(clock: Clock, began: float) -> None:
