@@ -22,6 +22,7 @@ from gateway.core.errors import RegistryAway
 from gateway.core.model import Claim, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations import peer_writes
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.visibility import OriginEvents
 from gateway.policy.registry import KnownKeys, StoreQuestion
 from gateway.s3.events import ObjectEvent
@@ -639,6 +640,41 @@ def test_a_node_whose_buffer_is_out_of_reach_lists_the_uploads_of_others(tmp_pat
         services.writeback, services.buffer_closed = buffer, False
         assert listing.body.count(b"<Upload>") == 1
         assert text_of(listing.body, "UploadId") == upload_id
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", ["put", "copy", "upload"])
+def test_a_write_that_cannot_be_claimed_goes_through(tmp_path: Path, kind: str) -> None:
+    """12.11 Redis has just gone away, and this node does not know it yet."""
+
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "source", b"content")
+        upload_id = await nodes.clients[0].create("key")
+        etag = await nodes.clients[0].part("key", upload_id, 1, b"content")
+        services = nodes.nodes[0].gateway.app.services
+        before: Any = services.cluster_writes
+        switched = SwitchedRegistry(before.registry, AskAll(before.stores, before.asks))
+        services.cluster_writes = ClusterWrites(
+            switched, before.stores, services.catalog, services.slots, SystemClock()
+        )
+        nodes.shared.is_away = True
+        assert switched.can_claim
+        if kind == "put":
+            answer = await nodes.put(0, "key", b"content")
+        elif kind == "copy":
+            copying = {"x-amz-copy-source": f"/{BUCKET}/source"}
+            async with nodes.clients[0].flushing():
+                answer = await nodes.put(0, "key", b"", headers=copying)
+        else:
+            part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
+            document = f"<CompleteMultipartUpload>{part}</CompleteMultipartUpload>".encode()
+            async with nodes.clients[0].flushing():
+                answer = await nodes.ask(0, "POST", f"/{BUCKET}/key?uploadId={upload_id}", body=document)
+        nodes.shared.is_away = False
+        assert answer.status == 200, answer.body
+        assert answer.headers["x-forebay-not-absorbed"] == "registry"
+        assert await read_by_all(nodes) == {b"content"}
 
     run(tmp_path, test)
 

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
+from gateway.core.errors import OriginBodyError, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
@@ -40,6 +40,7 @@ from gateway.operations.writeback.parts import (
 )
 from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
 from gateway.operations.writeback.put_object import (
+    UNCLAIMED,
     ExpectedVersionQuery,
     claimed_version,
     expected_version,
@@ -129,7 +130,7 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
         async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
                 claim, expected = await claimed_version(context, now, expected_version(context, question))
-            except OriginAnswered as refusal:
+            except UNCLAIMED as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
     try:

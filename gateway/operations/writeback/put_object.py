@@ -15,7 +15,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable, RegistryAway
 from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.other_nodes import Claimed, claimed
@@ -99,7 +99,7 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
         part = await stage_body(context, context.slot.name, 1)
         try:
             claim, expected = await claimed_version(context, part.stored_at, expected_version(context, question))
-        except OriginAnswered as refusal:
+        except UNCLAIMED as refusal:
             try:
                 await goes_through_unseen(context, refusal)
                 checksums = {PREFIX + name: value for name, value in part.checksums.items()}
@@ -344,14 +344,21 @@ def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
     return refusal.status in (401, 403)
 
 
-async def goes_through_unseen(context: RequestContext, refusal: OriginAnswered) -> None:
-    """Send a write through whose present version the origin does not tell.
+UNCLAIMED = (OriginAnswered, RegistryAway)
+"""Why a write is not claimed, or its version not known, and so goes through."""
+
+
+async def goes_through_unseen(context: RequestContext, refusal: OriginAnswered | RegistryAway) -> None:
+    """Send a write through that the registry does not take, or whose present version the origin does not tell.
 
     If the right is missing, later writes go through too: otherwise one might be acknowledged while the origin is slow
     to refuse, and its flush be refused for ever.
     """
-    goes_through(context, Reason.BUCKET_UNREADABLE)
-    await learn_unreadable(context, refusal)
+    if isinstance(refusal, RegistryAway):
+        goes_through(context, Reason.REGISTRY)
+    else:
+        goes_through(context, Reason.BUCKET_UNREADABLE)
+        await learn_unreadable(context, refusal)
 
 
 async def learn_unreadable(context: RequestContext, refusal: OriginAnswered) -> None:

@@ -47,6 +47,7 @@ from gateway.operations.writeback.past_the_buffer import (
     with_retries,
 )
 from gateway.operations.writeback.put_object import (
+    UNCLAIMED,
     ExpectedVersionQuery,
     claimed_version,
     current_expected_version,
@@ -324,7 +325,7 @@ async def buffer_complete(context: RequestContext) -> Response:
         if context.slot.write != "scratch":
             claim, expected = await claimed_version(context, now, current_expected_version(context, made.expected))
             made = replace(made, expected=expected)
-    except OriginAnswered as refusal:
+    except UNCLAIMED as refusal:
         await goes_through_unseen(context, refusal)
         return await _left_to_the_origin(context, made)
     async with claim:
