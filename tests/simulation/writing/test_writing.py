@@ -376,7 +376,7 @@ CASES = (
     Case("answered writes are read", changes_are_not_applied, READS),
     Case("answered writes are read", claims_are_not_made, AWAY),
     Case("answered writes are read", no_other_node_is_asked, {**AWAY, "cut_redis": 2.0}),
-    Case("answered writes are read", what_goes_with_a_run_is_remembered, first=23),
+    Case("answered writes are read", what_goes_with_a_run_is_remembered, first=7),
     Case("answered writes are read", an_emptied_server_still_answers, {**READS, "restart_redis": 4.0}, 100, first=13),
     Case("answered writes are read", the_end_of_a_write_is_not_told, READS),
     Case("answered writes are read", only_the_last_claim_of_a_key_is_kept, OVERTAKING, 100),
