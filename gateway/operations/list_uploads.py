@@ -5,9 +5,9 @@ The origin's uploads behind ours are left out: clients know them by our ids, hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gateway.core.errors import OriginBodyError
 from gateway.core.model import ObjectKey
@@ -35,6 +35,7 @@ from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.transaction import JournalTransaction
 
 _PAGES_MAX = 100
+_T = TypeVar("_T")
 
 
 class _Listed(NamedTuple):
@@ -51,8 +52,7 @@ _Rows = Rows[_Listed]
 async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
     stores = context.cluster_writes.stores if context.cluster_writes is not None else None
-    buffer = context.services.writeback  # None: its disk cannot be used; other nodes may have uploads all the same
-    place = buffer.look(lambda tx: _place_in(tx, query)) if buffer is not None else query.place
+    place = _in_journal(context, lambda tx: _place_in(tx, query), query.place)
     if place is not None and stores is not None and place.origin_upload_id == query.id_marker:
         place = await _place_elsewhere(stores, context.request.bucket or "", query)
     listing = _Listing(context, query, place, stores)
@@ -71,10 +71,14 @@ def may_concern_uploads(context: RequestContext) -> bool:
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
-    if is_place(context.request.parameter("upload-id-marker") or ""):
-        return True
+    is_marked = is_place(context.request.parameter("upload-id-marker") or "")
+    return is_marked or _in_journal(context, lambda tx: _is_busy(tx, bucket), False)
+
+
+def _in_journal(context: RequestContext, look: Callable[[JournalTransaction], _T], without: _T) -> _T:
+    """Look into the journal. `without`: what counts while its disk cannot be used; other nodes may have uploads."""
     buffer = context.services.writeback
-    return buffer is not None and buffer.look(lambda tx: _is_busy(tx, bucket))
+    return buffer.look(look) if buffer is not None else without
 
 
 def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
@@ -146,8 +150,8 @@ class _Listing:
 
     async def own(self, wanted: ListRequest) -> _Rows:
         """Return the uploads that are open on this node."""
-        buffer = self.context.services.writeback
-        return buffer.look(lambda tx: self._own(tx, wanted)) if buffer is not None else Rows([])
+        none: _Rows = Rows([])
+        return _in_journal(self.context, lambda tx: self._own(tx, wanted), none)
 
     def _own(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """Return all uploads of a key or none: the journal orders them by id."""
@@ -181,10 +185,8 @@ class _Listing:
         """Return the origin's own uploads, without those behind ours."""
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
-        buffer = self.context.services.writeback
         for _ in range(_PAGES_MAX):
-            is_busy = self.stores is not None
-            is_busy = is_busy or (buffer is not None and buffer.look(lambda tx: _is_busy(tx, self.bucket)))
+            is_busy = self.stores is not None or _in_journal(self.context, lambda tx: _is_busy(tx, self.bucket), False)
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -219,10 +221,8 @@ class _Listing:
 
         One of ours may have ended while the page was on its way: apparently foreign ones are asked for once more.
         """
-        page, buffer = await self._ask(wanted, markers), self.context.services.writeback
-        foreign = list(page.uploads)
-        if buffer is not None:
-            foreign = buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
+        page = await self._ask(wanted, markers)
+        foreign = _in_journal(self.context, lambda tx: self._foreign_in(tx, page.uploads), list(page.uploads))
         if foreign and self.stores is not None:
             theirs = await self.stores.at_origin(self.bucket, list(dict.fromkeys(one.key for one in foreign)))
             foreign = [one for one in foreign if one.upload_id not in theirs]

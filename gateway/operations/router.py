@@ -109,18 +109,20 @@ def _answer(context: RequestContext) -> Answer:
             return answer
     elif services.buffer_closed:
         _check_without_buffer(context)
-        is_of_uploads = context.request.operation is Operation.LIST_MULTIPART_UPLOADS
-        if is_of_uploads and context.cluster_writes is not None:
-            return _uploads(context) or _origin_answer(context)
-        if _stores_object(context):
-            return _behind_other_nodes(context)
+        if services.cluster_writes is not None:
+            return _answer_beside_other_nodes(context)
     return _origin_answer(context)
 
 
-def _stores_object(context: RequestContext) -> bool:
+def _answer_beside_other_nodes(context: RequestContext) -> Answer:
+    """Answer while this node's buffer cannot be used, by what other nodes and the origin have."""
     request = context.request
+    if request.operation is Operation.LIST_MULTIPART_UPLOADS:
+        return _uploads(context) or _origin_answer(context)
     is_forwarded = request.operation is Operation.FORWARD and may_store_object(request)
-    return request.key is not None and (request.operation in _WITH_CONDITIONS or is_forwarded)
+    if request.key is not None and (request.operation in _WITH_CONDITIONS or is_forwarded):
+        return _behind_other_nodes(context)
+    return _origin_answer(context)
 
 
 async def _behind_other_nodes(context: RequestContext) -> Response:
