@@ -33,6 +33,7 @@ from gateway.cluster.scripts import (
     SWEPT_MAX,
     Beat,
     Beaten,
+    Word,
     key_bytes,
     own_question,
     question,
@@ -301,16 +302,17 @@ class RegistryBeats:
 
     async def _put_all(self, run: str) -> None:
         """Claim all pending writes of the journal that have no claim; later claims get higher numbers."""
-        place = 0
+        place = highest = 0
         if self._journal is not None:
-            answer = await self._link.ask(question("above", "", [self._journal.highest_order()]))
+            highest = self._journal.highest_order()
+            answer = await self._link.ask(question("above", "", [highest]))
             if answer.run != run:
                 raise RegistryAway("the primary is another one than a moment ago")
         while self._journal is not None:
             claims, place = self._journal.page(place, PAGE)
             if not claims:
                 return
-            await self._send("put", claims, run)
+            await self._put(claims, highest, run)
             pending = self._pending(claims)
             self.settle([one for one in claims if one.key not in pending])  # they were over before
 
@@ -358,17 +360,27 @@ class RegistryBeats:
 
     async def _settle(self, claims: Sequence[Claim], run: str) -> None:
         await self._send("settle", claims, run)
-        # The writes that are pending there have claims. A deletion that was acknowledged without Redis has none.
-        await self._send("put", [Claim(*one) for one in self._pending(claims).items()], run)
+        if self._journal is not None:
+            highest = self._journal.highest_order()
+            # The writes that are pending there have claims. A deletion that was acknowledged without Redis has none.
+            await self._put([Claim(*one) for one in self._pending(claims).items()], highest, run)
 
     def _pending(self, claims: Sequence[Claim]) -> Mapping[ObjectKey, str]:
         return self._journal.last([one.key for one in claims]) if self._journal is not None else {}
 
-    async def _send(self, verb: str, claims: Sequence[Claim], run: str) -> None:
+    async def _put(self, claims: Sequence[Claim], highest: int, run: str) -> None:
+        """Claim what is pending here. `highest`: the highest order, read before the claims were.
+
+        Two stores never have a key pending at once. So another store's claim that is no later than that is over: its
+        end was lost with what a failover has lost.
+        """
+        await self._send("put", claims, run, [highest])
+
+    async def _send(self, verb: str, claims: Sequence[Claim], run: str, first: Sequence[Word] = ()) -> None:
         """Put or settle claims. Raise RegistryAway if that went to another run."""
-        by_bucket: dict[str, list[str | bytes]] = {}
+        by_bucket: dict[str, list[Word]] = {}
         for claim in claims:
-            by_bucket.setdefault(claim.key.bucket, []).extend((key_bytes(claim.key.key), claim.token))
+            by_bucket.setdefault(claim.key.bucket, [*first]).extend((key_bytes(claim.key.key), claim.token))
         asked = [self._link.ask(question(verb, bucket, words)) for bucket, words in by_bucket.items()]
         for answer in await asyncio.gather(*asked):
             if answer.run != run:

@@ -133,11 +133,16 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   end
   return found
 end
-function verbs.put(bucket, first, last)  -- claims keys, except those that other stores have
+function verbs.put(bucket, first, last)  -- a number; claims keys, except those that other stores have claimed after it
   redis.call('SADD', fb .. 'l', own)
-  for i = first, last, 2 do
-    local _, _, tokens, store = read(bucket, ARGV[i])
+  for i = first + 1, last, 2 do
+    local stamp, _, tokens, store = read(bucket, ARGV[i])
     local _, is_claimed = without(tokens, ARGV[i + 1])
+    if store ~= '' and store ~= own and tonumber(string.match(tokens, '%d+$')) <= tonumber(ARGV[first]) then
+      redis.call('ZREM', fb .. 's:' .. store, bucket .. '\\0' .. ARGV[i])
+      write(bucket, ARGV[i], stamp, '0', '-', '')
+      store = ''
+    end
     if store == '' or (store == own and not is_claimed) then
       claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q'))
     end

@@ -91,6 +91,8 @@ class Dice(random.Random):
         if verb in ("look", "stamp"):
             return scripts.question(verb, bucket, keys)
         words: list[Word] = [word for one in keys for word in (one, self.choice(tokens))]
+        if verb == "put":
+            words.insert(0, self.randint(0, 1000))
         return scripts.question(verb, bucket, words)
 
     def beat(self, pair: Pair) -> list[Word]:
@@ -124,6 +126,22 @@ def play(server: redis.Redis, seed: int, steps: int) -> Pair:
         else:
             pair.call(FORGET, [dice.choice(NODES), f"store-{dice.randint(0, 2)}", dice.randint(0, 1)])
     return pair
+
+
+def test_a_claim_is_over_that_is_no_later_than_another_stores_writes(server: redis.Redis) -> None:
+    """12.4 A failover has lost its end, and the later claim of the store that tells now what it has pending."""
+    pair = Pair(server)
+
+    def store_of(known: int) -> bytes:
+        pair.call(ASK, ["two", *scripts.question("put", "bucket", [known, "key", "t2"])])
+        return Entry.read(pair.call(ASK, ["two", *scripts.question("look", "bucket", ["key"])])[1][0][0]).store
+
+    pair.call(ASK, ["one", *scripts.question("claim", "bucket", ["key", "t1"])])
+    assert [store_of(known) for known in (0, 1)] == [b"one", b"two"]
+    [[refused], owned] = pair.call(
+        ASK, ["one", *scripts.question("claim", "bucket", ["key", "t3"]), *scripts.own_question(None)]
+    )[1]
+    assert (Entry.read(refused).store, owned) == (b"two", [])
 
 
 def test_the_model_does_what_a_server_does(server: redis.Redis) -> None:
