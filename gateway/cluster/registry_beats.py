@@ -40,7 +40,7 @@ from gateway.cluster.scripts import (
 )
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, RegistryAway
-from gateway.core.model import Claim, ObjectKey, immutable
+from gateway.core.model import Claim, ObjectKey, PendingClaim, immutable
 from gateway.disk.atomic_write import write_durably
 from gateway.policy.registry import BOUND_SECONDS_MAX
 from gateway.telemetry import metrics
@@ -66,8 +66,8 @@ _log = structlog.get_logger("forebay.cluster")
 class Journal(Protocol):
     """This node's pending writes (gateway/writeback/pending_claims.py)."""
 
-    def page(self, after: int, count_max: int) -> tuple[Sequence[Claim], int]: ...
-    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]: ...
+    def page(self, after: int, count_max: int) -> tuple[Sequence[PendingClaim], int]: ...
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, PendingClaim]: ...
     def highest_order(self) -> int: ...
 
 
@@ -302,19 +302,17 @@ class RegistryBeats:
 
     async def _put_all(self, run: str) -> None:
         """Claim all pending writes of the journal that have no claim; later claims get higher numbers."""
-        place = highest = 0
-        if self._journal is not None:
-            highest = self._journal.highest_order()
-            answer = await self._link.ask(question("above", "", [highest]))
-            if answer.run != run:
-                raise RegistryAway("the primary is another one than a moment ago")
-        while self._journal is not None:
-            claims, place = self._journal.page(place, PAGE)
-            if not claims:
-                return
-            await self._put(claims, highest, run)
+        if self._journal is None:
+            return
+        answer = await self._link.ask(question("above", "", [self._journal.highest_order()]))
+        if answer.run != run:
+            raise RegistryAway("the primary is another one than a moment ago")
+        claims, place = self._journal.page(0, PAGE)
+        while claims:
+            await self._send("put", claims, run)
             pending = self._pending(claims)
-            self.settle([one for one in claims if one.key not in pending])  # they were over before
+            self.settle([one.claim for one in claims if one.key not in pending])  # they were over before
+            claims, place = self._journal.page(place, PAGE)
 
     async def _withdraw(self, run: str) -> None:
         """Take out this store's claims that the journal has lacked for long."""
@@ -360,27 +358,17 @@ class RegistryBeats:
 
     async def _settle(self, claims: Sequence[Claim], run: str) -> None:
         await self._send("settle", claims, run)
-        if self._journal is not None:
-            highest = self._journal.highest_order()
-            # The writes that are pending there have claims. A deletion that was acknowledged without Redis has none.
-            await self._put([Claim(*one) for one in self._pending(claims).items()], highest, run)
+        # The writes that are pending there have claims. A deletion that was acknowledged without Redis has none.
+        await self._send("put", self._pending(claims).values(), run)
 
-    def _pending(self, claims: Sequence[Claim]) -> Mapping[ObjectKey, str]:
+    def _pending(self, claims: Iterable[Claim | PendingClaim]) -> Mapping[ObjectKey, PendingClaim]:
         return self._journal.last([one.key for one in claims]) if self._journal is not None else {}
 
-    async def _put(self, claims: Sequence[Claim], highest: int, run: str) -> None:
-        """Claim what is pending here. `highest`: the highest order, read before the claims were.
-
-        Two stores never have a key pending at once. So another store's claim that is no later than that is over: its
-        end was lost with what a failover has lost.
-        """
-        await self._send("put", claims, run, [highest])
-
-    async def _send(self, verb: str, claims: Sequence[Claim], run: str, first: Sequence[Word] = ()) -> None:
-        """Put or settle claims. Raise RegistryAway if that went to another run."""
+    async def _send(self, verb: str, claims: Iterable[Claim | PendingClaim], run: str) -> None:
+        """Put pending claims, or settle claims. Raise RegistryAway if that went to another run."""
         by_bucket: dict[str, list[Word]] = {}
-        for claim in claims:
-            by_bucket.setdefault(claim.key.bucket, [*first]).extend((key_bytes(claim.key.key), claim.token))
+        for key, *token_and_order in claims:
+            by_bucket.setdefault(key.bucket, []).extend((key_bytes(key.key), *token_and_order))
         asked = [self._link.ask(question(verb, bucket, words)) for bucket, words in by_bucket.items()]
         for answer in await asyncio.gather(*asked):
             if answer.run != run:

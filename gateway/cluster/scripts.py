@@ -133,12 +133,13 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   end
   return found
 end
-function verbs.put(bucket, first, last)  -- a number; claims keys, except those that other stores have claimed after it
+function verbs.put(bucket, first, last)  -- claims keys, except those that other stores have claimed later
   redis.call('SADD', fb .. 'l', own)
-  for i = first + 1, last, 2 do
+  for i = first, last, 3 do
     local stamp, _, tokens, store = read(bucket, ARGV[i])
     local _, is_claimed = without(tokens, ARGV[i + 1])
-    if store ~= '' and store ~= own and tonumber(string.match(tokens, '%d+$')) <= tonumber(ARGV[first]) then
+    if store ~= '' and store ~= own and tonumber(string.match(tokens, '%d+$')) < tonumber(ARGV[i + 2]) then
+      -- It was over when this store claimed the key. A failover has lost its end, and that claim.
       redis.call('ZREM', fb .. 's:' .. store, bucket .. '\\0' .. ARGV[i])
       write(bucket, ARGV[i], stamp, '0', '-', '')
       store = ''

@@ -85,6 +85,21 @@ class Claim(NamedTuple):
     token: str
 
 
+class PendingClaim(NamedTuple):
+    """The claim of a write that is pending on this node.
+
+    `order`: the write's place among those of all nodes, no lower than the number of its claim; 0: it is not known.
+    """
+
+    key: ObjectKey
+    token: str
+    order: int
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.key, self.token)
+
+
 CLAIMS_MAX: Final = 64
 """The registry keeps so many claims of one key, the last ones. One that goes is over, unless so many later writes have
 claimed the key while that one's commit was under way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.core.errors import BufferDamaged
-from gateway.core.model import Claim, ObjectKey
+from gateway.core.model import ObjectKey, PendingClaim
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -19,26 +19,25 @@ class PendingClaims:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def page(self, after: int, count_max: int) -> tuple[Sequence[Claim], int]:
+    def page(self, after: int, count_max: int) -> tuple[Sequence[PendingClaim], int]:
         """Return claims of pending writes behind a place in the journal, in order, and the last one's place.
 
         While a write is being sent a later one of its key may be pending too. The claim is that one's: the end of the
         earlier write must not take it out of the registry.
         """
 
-        def look(tx: JournalTransaction) -> tuple[Sequence[Claim], int]:
+        def look(tx: JournalTransaction) -> tuple[Sequence[PendingClaim], int]:
             rows = tx.writes.pending_after(after, count_max)
-            claims = [Claim(key, _token(tx, key) or DAMAGED) for _, key in rows]
+            claims = [_last(tx, key) or PendingClaim(key, DAMAGED, 0) for _, key in rows]
             return claims, rows[-1][0] if rows else after
 
         return self._journal.read(look)
 
-    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]:
-        """Return the token of the last pending write of each key that has one."""
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, PendingClaim]:
+        """Return the claim of the last pending write of each key that has one."""
 
-        def look(tx: JournalTransaction) -> Mapping[ObjectKey, str]:
-            found = ((key, _token(tx, key)) for key in keys)
-            return {key: token for key, token in found if token is not None}
+        def look(tx: JournalTransaction) -> Mapping[ObjectKey, PendingClaim]:
+            return {key: claim for key in keys if (claim := _last(tx, key)) is not None}
 
         return self._journal.read(look)
 
@@ -53,9 +52,9 @@ class PendingClaims:
         return sorted(self._journal.read(lambda tx: tx.writes.buckets_in_use()))
 
 
-def _token(tx: JournalTransaction, key: ObjectKey) -> str | None:
+def _last(tx: JournalTransaction, key: ObjectKey) -> PendingClaim | None:
     try:
         write = tx.writes.latest(key)
     except BufferDamaged:
-        return DAMAGED
-    return write.token if write is not None else None
+        return PendingClaim(key, DAMAGED, 0)
+    return PendingClaim(key, write.token, write.order) if write is not None else None

@@ -25,7 +25,7 @@ from gateway.cluster.registry_beats import (
 )
 from gateway.cluster.scripts import AWAY_SECONDS, BEAT_SECONDS, FIRST_SECONDS, LEASE_SECONDS
 from gateway.core.errors import RegistryAway
-from gateway.core.model import Claim, Known, ObjectKey
+from gateway.core.model import Claim, Known, ObjectKey, PendingClaim
 from gateway.core.prefixes import Prefix
 from gateway.policy.registry import SEQUENCE_BITS
 from gateway.policy.slots import Slot
@@ -41,20 +41,22 @@ def key(name: str) -> ObjectKey:
 
 
 class Journal:
-    """What a node has pending: key → token."""
+    """What a node has pending: key → token. `orders`: the numbers of claims."""
 
     def __init__(self) -> None:
         self.pending: dict[ObjectKey, str] = {}
+        self.orders: dict[ObjectKey, int] = {}
 
-    def page(self, after: int, count_max: int) -> tuple[Sequence[Claim], int]:
-        rows = list(self.pending.items())[after : after + count_max]
-        return [Claim(*one) for one in rows], after + len(rows)
+    def page(self, after: int, count_max: int) -> tuple[Sequence[PendingClaim], int]:
+        keys = list(self.pending)[after : after + count_max]
+        return list(self.last(keys).values()), after + len(keys)
 
     def highest_order(self) -> int:
-        return 0
+        return max(self.orders.values(), default=0)
 
-    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, str]:
-        return {key: self.pending[key] for key in keys if key in self.pending}
+    def last(self, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, PendingClaim]:
+        found = [key for key in keys if key in self.pending]
+        return {key: PendingClaim(key, self.pending[key], self.orders.get(key, 0)) for key in found}
 
 
 class Node:
@@ -112,6 +114,7 @@ class Node:
         known = await self.registry.claim(Claim(key(name), token))
         if known.store is None:
             self.journal.pending[key(name)] = token
+            self.journal.orders[key(name)] = known.order
         return known
 
     async def commits(self, name: str = "key", token: str = "t1") -> None:
@@ -525,6 +528,32 @@ async def test_what_the_registry_has_lost_is_put_again(tmp_path: Path) -> None:
         rows = await all_rows(b.registry)
         assert len(rows) == registry_beats.PAGE + 20
         assert {known.store for _, known in rows} == {"store-a"}
+
+
+async def test_a_claim_whose_end_a_failover_has_lost_gives_way_to_a_later_one(tmp_path: Path) -> None:
+    """12.4 The later one, of another node, is lost with it. The first node must not claim the key over its own."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await a.absorb()
+        cluster.model.replicate()
+        await a.flushed()
+        await b.absorb(token="t2")
+        cluster.model.fail_over(RUNS[1])
+        await cluster.settle_down()
+        assert (await a.look()).store == "store-b"
+        assert (await a.absorb(token="t3")).store == "store-b"
+
+
+async def test_a_write_that_never_had_a_claim_takes_no_other_nodes(tmp_path: Path) -> None:
+    """12.4 Also once its node has made later claims, of other keys."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        a.journal.orders[key("key")] = (await a.absorb("before")).order
+        await b.absorb(token="t2")
+        await a.commits()
+        await a.absorb("behind")
+        await cluster.pass_time(2 * RECONCILE_SECONDS)
+        assert (await a.look()).store == "store-b"
 
 
 async def test_a_claim_is_not_put_again_that_was_settled_meanwhile(tmp_path: Path) -> None:

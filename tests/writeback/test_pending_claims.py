@@ -35,7 +35,7 @@ def all_of(journal: Journal, count: int) -> list[Claim]:
         page, place = claims.page(place, count)
         if not page:
             return found
-        found += page
+        found += [one.claim for one in page]
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
@@ -85,7 +85,22 @@ def test_the_last_pending_write_of_each_key_is_told(journal: Journal) -> None:
     done = acknowledge(journal, "flushed", 3.5)
     asyncio.run(journal.change(lambda tx: tx.writes.settle(done.id, done.etag, Moment(10.0))))
     asked = [key("pending"), key("flushed"), key("never")]
-    assert PendingClaims(journal).last(asked) == {key("pending"): "2.5"}
+    assert {name: one.claim for name, one in PendingClaims(journal).last(asked).items()} == {
+        key("pending"): Claim(key("pending"), "2.5")
+    }
+
+
+def test_a_claim_has_the_order_of_its_write(journal: Journal) -> None:
+    """And of none that cannot be read: it ends no other node's claim."""
+    for name, order in (("first", 7), ("second", 0), ("damaged", 9)):
+        write = replace(pending(key(name), f"file-{name}"), order=order)
+        last = asyncio.run(journal.change(lambda tx: tx.writes.acknowledge(write)))  # noqa: B023
+    asyncio.run(
+        journal.change(lambda tx: tx.writes._change("UPDATE writes SET record = ? WHERE id = ?", b"x" * 40, last.id))
+    )
+    page, _ = PendingClaims(journal).page(0, 10)
+    assert [(one.key, one.order) for one in page] == [(key("first"), 7), (key("second"), 7), (key("damaged"), 0)]
+    assert PendingClaims(journal).last([key("second")])[key("second")].order == 7
 
 
 def test_a_damaged_row_is_claimed_all_the_same(journal: Journal) -> None:

@@ -118,9 +118,9 @@ class RedisModel:
         self.content.pending.setdefault(own, set()).add(name)
         self._write(name, (stamp, before or sequence, b",".join(claims), own))
 
-    def _put(self, own: bytes, name: Name, token: bytes, known: int) -> None:
+    def _put(self, own: bytes, name: Name, token: bytes, order: int) -> None:
         stamp, _, tokens, store = self._read(name)
-        if store not in (b"", own) and int(tokens.rpartition(b"#")[2]) <= known:
+        if store not in (b"", own) and int(tokens.rpartition(b"#")[2]) < order:
             self.content.pending[store].discard(name)
             self._write(name, (stamp, 0, b"-", b""))
             store = b""
@@ -166,7 +166,11 @@ class RedisModel:
             for name in names if sequence else ():
                 self._stamp(name, sequence, self._read(name)[1:])
             return [self._value(name) for name in names]
-        known = int(words.pop(0)) if verb == b"put" else 0
+        if verb == b"put":
+            self.content.stores.add(own)
+            for key, token, order in zip(words[::3], words[1::3], words[2::3], strict=True):
+                self._put(own, (bucket, key), token, int(order))
+            return 0
         claims = [((bucket, key), token) for key, token in zip(words[::2], words[1::2], strict=True)]
         if verb == b"claim":
             if all(self._read(name)[3] in (b"", own) for name, _ in claims):
@@ -177,12 +181,8 @@ class RedisModel:
                     values.append(self._value(name))
                 return values
             return [self._value(name) for name, _ in claims]
-        self.content.stores |= {own} if verb == b"put" else set()
         for name, token in claims:
-            if verb == b"put":
-                self._put(own, name, token, known)
-            else:
-                self._settle(own, name, token)
+            self._settle(own, name, token)
         return 0
 
     def _holders(self, own: bytes, start: bytes, stop: bytes) -> Any:
