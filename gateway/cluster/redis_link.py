@@ -236,10 +236,7 @@ class RedisLink:
         return batch
 
     def _words_of(self, batch: list[_Question]) -> list[Word]:
-        words: list[Word] = [self.store]
-        for question in batch:
-            words += question.words
-        return words
+        return [self.store, *(word for one in batch for word in one.words)]
 
     async def _answer(self, batch: list[_Question]) -> None:
         try:

@@ -52,7 +52,7 @@ Handler = Callable[[RequestContext], Answer]
 def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     """Answer a request that other nodes' writes may concern; None: none may. `here` answers as a node that is alone."""
     request = context.request
-    # The upload of a part is here, whoever asks; what is copied to it may be anywhere.
+    # Another node sends this one a request about an upload that is here. Any node may have the source of the copy.
     is_copied_here = request.operation is Operation.UPLOAD_PART_COPY
     writes = context.services.cluster_writes if is_copied_here else context.cluster_writes
     if writes is None or request.bucket is None:
@@ -108,7 +108,8 @@ async def _read(context: RequestContext, writes: ClusterWrites, here: Handler) -
         if context.signed_by is not None and not context.may_read:
             await writes.free([key])
             continue
-        response_overrides(context)  # refused here: the other node does not know who asks
+        # Refuse headers that this caller may not choose: the other node does not know the caller.
+        response_overrides(context)
         reply = await _sent(context, writes, known.store)
         if reply is not None:
             return reply

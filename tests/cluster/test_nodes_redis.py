@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.with_redis import believes, state
+from tests.support.memory_origin.faults import Answer
 from tests.support.nodes import BUCKET, PATIENCE_SECONDS, READ_ONLY, Node, Nodes, nodes
 from tests.support.redis_server import RedisServer
 
@@ -98,3 +99,39 @@ def test_an_empty_redis_is_believed_once_all_nodes_have_told_it_what_they_have(
         assert first.client.post(forget, json={"node": "node-0"}).status_code == 409
         assert first.client.post(forget, json={"node": "node-1"}).json()["forgotten"]
         cluster.wait_until(lambda: believes(first))
+
+
+@pytest.mark.slow
+def test_12_14_a_forgotten_node_that_comes_back_shows_what_it_had_until_somebody_decides(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    with clustered(tmp_path, redis, 2) as cluster:
+        first, second = cluster[0], cluster[1]
+        cluster.wait_until(lambda: believes(first) and believes(second))
+        cluster.wait_until(lambda: all(len(names(one)) == 2 for one in cluster.nodes))
+
+        def absorbed(node: Node, key: str, content: bytes) -> bool:
+            answer = node.request("PUT", key, content=content)
+            return bool(answer.headers.get("x-forebay-cache") == "absorbed")
+
+        def shown() -> list[bytes]:
+            return [node.request("GET", "back/key").content for node in cluster.nodes]
+
+        cluster.wait_until(lambda: all(absorbed(node, "back/known", b"x") for node in cluster.nodes))
+        is_shut = True
+        shut = Answer(503, "SlowDown")
+        cluster.origin.model.inject(lambda call: is_shut and call.key == "back/key", shut, times=None)
+        assert absorbed(second, "back/key", b"returned")
+        second.gateway.kill()
+        is_shut = False
+        forget = f"{first.gateway.admin_url}/api/v1/cluster/forget"
+        cluster.wait_until(lambda: first.client.post(forget, json={"node": "node-1"}).status_code == 200)
+        cluster.wait_until(lambda: absorbed(first, "back/key", b"meanwhile"))
+        flushed = cluster.origin.model.buckets[BUCKET].objects
+        cluster.wait_until(lambda: "back/key" in flushed and cluster.content("back/key") == b"meanwhile")
+        second.gateway.start()
+        cluster.wait_until(lambda: shown() == [b"returned"] * 2)
+        resolve, decision = f"{second.gateway.admin_url}/api/v1/writeback/resolve", {"decision": "keep-theirs"}
+        decision["object"] = f"s3://{BUCKET}/back/key"
+        cluster.wait_until(lambda: second.client.post(resolve, json=decision).status_code == 200)
+        cluster.wait_until(lambda: shown() == [b"meanwhile"] * 2)

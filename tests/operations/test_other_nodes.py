@@ -118,6 +118,7 @@ def test_what_is_pending_elsewhere_is_read_there(tmp_path: Path) -> None:
         assert nodes.is_pending(0, "key")
         answer = await nodes.get(1, "key")
         assert (answer.status, answer.body) == (200, b"0123456789")
+        assert answer.headers["x-forebay-origin-request-id"] != answer.headers["x-amz-request-id"]
         part = await nodes.get(1, "key", headers={"Range": "bytes=2-4"})
         assert (part.status, part.body) == (206, b"234")
         assert (await nodes.get(1, "key", headers={"If-None-Match": answer.headers["etag"]})).status == 304
@@ -387,13 +388,9 @@ async def begun_upload(nodes: WritingNodes, *, is_known_to_bucket: bool = True) 
     return upload_id
 
 
-async def copied_part(nodes: WritingNodes, number: int, upload_id: str) -> Answer:
-    headers = {"x-amz-copy-source": f"/{BUCKET}/key"}
-    return await nodes.put(number, f"target?partNumber=1&uploadId={upload_id}", b"", headers=headers)
-
-
 async def etag_of_copied(nodes: WritingNodes, number: int, upload_id: str) -> str | None:
-    answer = await copied_part(nodes, number, upload_id)
+    headers = {"x-amz-copy-source": f"/{BUCKET}/key"}
+    answer = await nodes.put(number, f"target?partNumber=1&uploadId={upload_id}", b"", headers=headers)
     assert answer.status == 200, answer.body
     return text_of(answer.body, "ETag")
 
@@ -416,18 +413,24 @@ def test_a_copied_part_has_what_another_node_has_pending(tmp_path: Path, asked: 
     run(tmp_path, test, 3)
 
 
+async def written_past_an_upload(nodes: WritingNodes) -> tuple[str, str]:
+    """Have node 0 remember a version of the source, and node 1 write another one through: the upload, and its ETag."""
+    await nodes.put(1, "key", b"first")
+    await nodes.flush(1)
+    upload_id = await begun_upload(nodes, is_known_to_bucket=False)
+    assert (await nodes.get(0, "key")).body == b"first"
+    second = await nodes.put(1, "key", b"second", headers={"if-match": "*"})
+    assert second.headers["x-forebay-cache"] != "absorbed"
+    return upload_id, second.headers["etag"]
+
+
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_copied_part_has_what_went_through_another_node(tmp_path: Path, asked: int) -> None:
     """12.4 The node that has the upload remembers the version before."""
 
     async def test(nodes: WritingNodes) -> None:
-        await nodes.put(1, "key", b"first")
-        await nodes.flush(1)
-        upload_id = await begun_upload(nodes, is_known_to_bucket=False)
-        assert (await nodes.get(0, "key")).body == b"first"
-        second = await nodes.put(1, "key", b"second", headers={"if-match": "*"})
-        assert second.headers["x-forebay-cache"] != "absorbed"
-        assert await etag_of_copied(nodes, asked, upload_id) == second.headers["etag"]
+        upload_id, etag = await written_past_an_upload(nodes)
+        assert await etag_of_copied(nodes, asked, upload_id) == etag
 
     run(tmp_path, test)
 
@@ -437,15 +440,11 @@ def test_a_node_that_believes_no_registry_copies_nothing_that_it_remembers(tmp_p
     """12.11 The node that changed the source told only the registry, which this one does not believe now."""
 
     async def test(nodes: WritingNodes) -> None:
-        await nodes.put(1, "key", b"first")
-        await nodes.flush(1)
-        upload_id = await begun_upload(nodes, is_known_to_bucket=False)
-        assert (await nodes.get(0, "key")).body == b"first"
-        second = await nodes.put(1, "key", b"second", headers={"if-match": "*"})
+        upload_id, etag = await written_past_an_upload(nodes)
         writes = nodes.nodes[0].gateway.app.services.cluster_writes
         assert writes is not None
         writes.registry = AskAll(cast("PeerStores", writes.stores), writes.asks)
-        assert await etag_of_copied(nodes, asked, upload_id) == second.headers["etag"]
+        assert await etag_of_copied(nodes, asked, upload_id) == etag
 
     run(tmp_path, test)
 

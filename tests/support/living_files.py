@@ -1,4 +1,4 @@
-"""What a living gateway's directory holds: files come and go while one looks."""
+"""Walk the directory of a running gateway, which makes and removes files meanwhile."""
 
 from __future__ import annotations
 

@@ -204,7 +204,8 @@ class FlushWait:
 
 async def for_other_nodes(context: RequestContext, key: ObjectKey) -> None:
     """Wait for what other nodes have pending, if a write comes last over all nodes. S3Error 503."""
-    writes, slot = context.services.cluster_writes, context.services.slots.find(*key)  # also if another node asks
+    # A node that passes its client's request on does not wait: this one does.
+    writes, slot = context.services.cluster_writes, context.services.slots.find(*key)
     if writes is None or slot.write != "back" or not writes.asks(slot):
         return
     if has_conditions(context.request.headers) or is_marker(key.key, slot.markers):
