@@ -428,8 +428,7 @@ class Primary:
         return about
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
-        if script is ASK:
-            words = (self._mark, *words)
+        words = (*words, self._mark)
         try:
             return await self._send("EVALSHA", script.sha, 1, self._prefix, *words)
         except ReplyError as error:
@@ -440,7 +439,7 @@ class Primary:
 
     def ask(self, words: Sequence[Word], take: Callable[[Any], None]) -> None:
         """Run ASK. `take` gets its answer, or an exception, where it arrives."""
-        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, self._mark, *words), take)
+        self._wire.send(("EVALSHA", ASK.sha, 1, self._prefix, *words, self._mark), take)
 
     async def close(self) -> None:
         """Close the connection without waiting."""

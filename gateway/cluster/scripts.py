@@ -18,7 +18,8 @@ and behind a `#` each has the number of its claim: only its own end settles it, 
 claim is the number of the first since the key had none.
 
 A script begins with `#!lua`: servers that are no primary, full, or without their replicas then refuse it, although it
-may only read.
+may only read. The last word of each call is the mark (`i`) that the asker knows. If it is another one by now, somebody
+has emptied the server: the script then gives an error and changes nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +48,20 @@ ROWS_MAX: Final = 1000
 """Entries in one answer."""
 
 
+_BEGINNING = """#!lua
+local fb = KEYS[1]
+if redis.call('GET', fb .. 'i') ~= table.remove(ARGV) then
+  return redis.error_reply('EMPTIED somebody has emptied the server')
+end
+"""
+
+
 class Script:
     """A script, which the server knows by the hash of its text."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self.text = text.lstrip()
+        self.text = _BEGINNING + text.lstrip()
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -82,9 +91,7 @@ local function parts(name) return string.match(name, '^([^%z]*)%z(.*)$') end
 
 ASK = Script(
     "ask",
-    """#!lua
-local fb, mark, own, answers, at = KEYS[1], ARGV[1], ARGV[2], {}, 3
-if redis.call('GET', fb .. 'i') ~= mark then return redis.error_reply('EMPTIED somebody has emptied the server') end
+    """local own, answers, at = ARGV[1], {}, 2
 """
     + _ENTRIES
     + """
@@ -201,14 +208,11 @@ end
 return {number('f'), answers}
 """,
 )
-"""Takes the mark (`i`) that the asker knows, its store, and questions: verb, bucket, count of words, words. Gives the
-floor and the answers, or an error and changes nothing if the mark is another one: all else is gone with it."""
+"""Takes the asking store, and questions: verb, bucket, count of words, words. Gives the floor and the answers."""
 
 BEAT = Script(
     "beat",
-    """#!lua
-local fb = KEYS[1]
-local node, info, acknowledges, run, signs, seen, horizon, has = unpack(ARGV, 1, 8)
+    """local node, info, acknowledges, run, signs, seen, horizon, has = unpack(ARGV, 1, 8)
 local lease, first, away = ARGV[9], ARGV[10], ARGV[11]
 """
     + _ENTRIES
@@ -288,8 +292,7 @@ return {
 
 FORGET = Script(
     "forget",
-    """#!lua
-local fb, node, own, only_asks = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1'
+    """local node, own, only_asks = ARGV[1], ARGV[2], ARGV[3] == '1'
 """
     + _ENTRIES
     + """

@@ -17,7 +17,7 @@ import trustme
 
 from gateway.cluster import redis_link
 from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, Primary, RedisLink, RedisPlace
-from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question, rows_question
+from gateway.cluster.scripts import BEAT, FORGET, Entry, Script, prefix_of, question, rows_question
 from gateway.core.errors import RegistryAway
 from tests.cluster.test_scripts import NODES, Dice, Pair
 from tests.support.connections import answering
@@ -406,6 +406,20 @@ async def test_a_server_that_somebody_has_emptied_answers_nothing_more(server: R
                 assert await away(link) == "EMPTIED somebody has emptied the server"
                 assert client.dbsize() == is_found_by_other
             await clock.advance(PAUSE_SECONDS_MAX)
+
+
+@pytest.mark.parametrize("script", [BEAT, FORGET], ids=lambda script: script.name)
+async def test_a_server_that_somebody_has_emptied_learns_nothing_of_its_members(
+    server: RedisServer, script: Script
+) -> None:
+    """12.4 A beat would tell a node that it is the only one: it names those that it knew with the first of a run."""
+    async with linked(place(server)) as (link, _):
+        await link.run_of_primary()
+        with server.client as client:
+            client.flushall()
+            with pytest.raises(RegistryAway, match="emptied"):
+                await link.call(script, ["node", "b", "1", "run", "1", "0", "0", "", "5", "5", "5"])
+            assert client.dbsize() == 0
 
 
 async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer) -> None:

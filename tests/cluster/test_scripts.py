@@ -52,7 +52,7 @@ class Pair:
         self._set_clock()
 
     def call(self, script: Script, words: Sequence[Word]) -> Any:
-        real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *([MARK] if script is ASK else []), *words)
+        real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *words, MARK)
         model = self.model.call(script, words)
         if script is BEAT:
             real, model = (in_order(Beaten(*one)) for one in (real, model))

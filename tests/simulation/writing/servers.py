@@ -141,7 +141,7 @@ class Connected:
         def carry_out(server: Server) -> Any:
             if server.refuses_from is not None and self._servers.clock.monotonic() >= server.refuses_from:
                 raise RegistryAway("NOREPLICAS Not enough good replicas to write.")
-            if script is ASK and not self._knows(server):
+            if not self._knows(server):
                 raise RegistryAway("EMPTIED somebody has emptied the server")
             server.model.now_ms = int(1000 * self._servers.clock.now()) + server.model.skew_ms
             return server.model.call(script, words)
